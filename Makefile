@@ -17,7 +17,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs check-engines clean
+.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs site check-engines clean
 
 setup: $(VENV)/ready
 
@@ -65,12 +65,12 @@ format: setup
 	$(VENV)/bin/ruff format .
 
 # If two runs have measured a cell, the later argument is drawn; a ratio is always of one run.
-RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-2*))
+RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-20*))
 
 plots: setup
 	rm -f plots/*.png plots/*/*.png
-	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,roofline,bandwidth,breakdown,speedup --out plots
-	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192) --figure headline --out plots
+	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,bandwidth,breakdown,speedup --out plots
+	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192 called) $(foreach d,4096 8192,$(addsuffix /plain_d$(d),$(call RUNS,rivals))) --figure headline --out plots
 	$(FSBENCH) plot $(addprefix results/h200/,sweep-20261123 boxes-20261123 sweep-20261125) $(wildcard results/h100/sweep-2*) --figure headline --out plots/sweep
 	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large called) --figure winner --out plots
@@ -83,6 +83,12 @@ plots: setup
 # Write the tables and numbers of README.md and docs/ from results/ and the code (tools/pages).
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
+
+# The documentation site, in build/site; a broken link or reference fails.
+site: setup
+	$(VENV)/bin/pip install -q -e ".[docs]"
+	$(VENV)/bin/python tools/build_site.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
 # Check the vLLM plug-in against vLLM's source (a download of 300 MB, once), the rival samplers
 # against the sources of their packages, and the adapters against vLLM's kernels in the interpreter.

@@ -308,9 +308,9 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
     import triton
 
     from fsbench.errors import InvalidArgument
-    from fsbench.kernels.warming.offline import without_gpu
+    from fsbench.kernels.warming.offline import use_cpu_guard, without_gpu
 
-    kernel_calls.without_cuda()
+    use_cpu_guard()
     found: dict[tuple[Any, str], list[str]] = {}
     jobs = []
     with without_gpu(kernel_calls.CHIPS_OF[architecture]) as launches:

@@ -7,11 +7,9 @@ the fields of Provider are used, so that the calls run on other commits, too.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -332,14 +330,3 @@ def calls(architecture: str) -> list[Call]:
     found = [call for part in parts for call in part()]
     assert len({call.name for call in found}) == len(found), "two calls of one name"
     return found
-
-
-def without_cuda() -> None:
-    """Let torch index tensors of `cuda` where it was built without CUDA, by the guard of the CPU.
-
-    c10's table of device guards is indexed by DeviceType: 0 is the CPU, 1 is CUDA.
-    """
-    if torch.version.cuda is None:
-        c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-        guards[1] = guards[1] or guards[0]

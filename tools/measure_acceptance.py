@@ -15,11 +15,11 @@ at behind each of their tokens. Drafters of the model:
     n-gram        interpolated counts of three, two and one tokens, of texts of the model
 
 Columns: means over positions. `tv` is the distance of the filtered laws; `rejection` 1 - tv, what
-rejection sampling accepts; `token` and `group` what drafts with the target's noise are accepted,
-`group8` with groups of 8 tokens (fsbench.reference.coupled_acceptance, exact); `bound` (1 - tv) /
-(1 + tv); `greedy` the target's probability of the drafter's likeliest token; `own` drafts with
-noise of their own, accepted if equal. With filters `group` is of the two draws of
-truncated_sample, counted, with the standard error in `group_error`.
+rejection sampling accepts; `token` and `group` what drafts with the target's noise are accepted
+(fsbench.reference.coupled_acceptance, exact); `bound` (1 - tv) / (1 + tv); `greedy` the target's
+probability of the drafter's likeliest token; `own` drafts with noise of their own, accepted if
+equal. With filters `group` is of the two draws of truncated_sample, counted, with the standard
+error in `group_error`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fsbench.machine.environment import environment
 
 COLUMNS = (
     *("target", "drafter", "V", "temperature", "top_k", "top_p", "positions", "tv", "rejection"),
-    *("token", "group", "group_error", "group8", "bound", "greedy", "own"),
+    *("token", "group", "group_error", "bound", "greedy", "own"),
 )
 PLAIN: dict[str, Any] = {}
 QWEN: dict[str, Any] = {"top_k": 20, "top_p": 0.95}
@@ -63,12 +63,6 @@ REDUCED = 8192
 AT_ONCE = 64
 
 
-def groups_of(V: int, size: int) -> Tensor:
-    """The group of each token, of groups of at most `size` members of the contract's."""
-    group, member = reference.group_and_member(torch.arange(V))
-    return group * 1000 + member // size
-
-
 def kept_of(y: Tensor, T: float, filters: dict[str, Any]) -> reference.Truncation:
     """What the filters keep of logits [n, V]; top-k makes them a matter of the largest alone."""
     if not filters:
@@ -85,7 +79,7 @@ def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> d
     V = target.shape[1]
     if T == 0:
         equal = (target.argmax(1) == draft.argmax(1)).double()
-        names = ("rejection", "token", "group", "group8", "bound", "greedy", "own")
+        names = ("rejection", "token", "group", "bound", "greedy", "own")
         return {"tv": 1 - equal, "group_error": torch.zeros(1)} | dict.fromkeys(names, equal)
     kept = [kept_of(y, T, filters) for y in (target, draft)]
     p, q = (
@@ -93,10 +87,11 @@ def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> d
         for y, k in zip((target, draft), kept, strict=True)
     )
     tv = (p - q).abs().sum(1) / 2
-    forms = {name: groups_of(V, size).unique(return_inverse=True)[1]
-             for name, size in (("group", 1000), ("group8", 8))}  # fmt: skip
-    found = {name: reference.coupled_acceptance(p, q, of) for name, of in forms.items()}
-    found["group_error"] = torch.zeros(1)
+    groups, _ = reference.group_and_member(torch.arange(V))
+    found = {
+        "group": reference.coupled_acceptance(p, q, groups),
+        "group_error": torch.zeros(1),
+    }
     if filters:
         seed, step = torch.arange(len(p)) * 977 + 5, torch.zeros(1, dtype=torch.int64)
         both = [

@@ -37,6 +37,7 @@ from fsbench.errors import FsbenchError, UnusableFile
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
@@ -65,8 +66,8 @@ def _samplers() -> Iterable[str]:
 NAMES |= dict.fromkeys(("--provider", "--sampler", "--fused"), _samplers)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         print(__version__)
         raise typer.Exit
 
@@ -78,10 +79,11 @@ def _options(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """How fast is exact sampling fused into the LM-head matmul, against everything else?
+    """Benchmark exact LLM sampling fused into the LM-head matmul against other samplers.
 
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer,
-    5 a defect that audit found.
+    Exit codes: 0 ok; 1 a check failed; 2 an argument or file is wrong; 3 some cells failed;
+    4 the device, timer or package is missing here; 5 verify found a defect; 128 + n stopped by
+    signal n.
     """
     if context.invoked_subcommand != "run":  # `run` checks arguments and imports torch first
         interrupts.raise_exceptions()

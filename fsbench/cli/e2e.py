@@ -23,7 +23,7 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import int_list
 from fsbench.cli.tables import console
-from fsbench.errors import InvalidArgument, shown
+from fsbench.errors import ExitCode, InvalidArgument, shown
 
 if TYPE_CHECKING:
     from fsbench.e2e.measure import Engine
@@ -145,7 +145,7 @@ def e2e(
         store.close()
     _finish(folder)
     if failed:
-        raise typer.Exit(3)
+        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from itertools import pairwise
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
 def list_(
     as_json: Json = False,
     capabilities: Annotated[
-        bool, typer.Option("--capabilities", help="Show what each sampler can do, and no more.")
+        bool, typer.Option("--capabilities", help="Show what each sampler can do, as a table.")
     ] = False,
     provider_path: ProviderPath = None,
 ) -> None:
-    """List samplers (and whether they can run here), models, presets and GPUs. Needs no torch."""
+    """List samplers and whether they can run here, models, presets and GPUs."""
     from fsbench.discover import discover, kept_stdout
     from fsbench.machine import hardware
     from fsbench.measure.presets import PRESETS
     from fsbench.problem import models
     from fsbench.records import iomodel
 
-    found = discover(provider_path or []).values()
+    samplers = discover(provider_path or []).values()
     with kept_stdout():
-        providers = [_provider_facts(entry) for entry in found]
+        providers = [_provider_facts(entry) for entry in samplers]
     facts: dict[str, Any] = {
         "providers": providers,
         "models": [{"name": m.name, "v": m.V, "d": m.D} for m in models().values()],
@@ -57,6 +58,7 @@ def _provider_facts(entry: Found) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": entry.name,
         "label": None,
+        "description": entry.description(),
         "source": entry.source,
         "kind": None,
         "cuda": entry.unavailable_reason("cuda") or "yes",
@@ -83,9 +85,23 @@ def _print(facts: dict[str, Any]) -> None:
     from fsbench.discover import EXAMPLE
 
     print_ = console(soft_wrap=False).print
-    providers = _table("provider", "kind", "runs here on")
+    width = console().width
+    print_("sampler                            kind         runs here on")
+    print_("─" * min(width, 80))
     for row in facts["providers"]:
-        providers.add_row(row["name"], row["kind"] or "broken", _where(row))
+        print_(f"{row['name']:34} {row['kind'] or 'broken':12} {_where(row)}".rstrip())
+        if row["label"]:
+            text = f"{row['label']}: {row['description']}"
+            print_(
+                fill(
+                    text,
+                    width,
+                    initial_indent="    ",
+                    subsequent_indent="    ",
+                    break_on_hyphens=False,
+                )
+            )
+    print_()
     keeping = [row for row in facts["providers"] if row["kept_bytes"]]
     models = _table("model", "V", "D")
     for row in facts["models"]:
@@ -93,11 +109,10 @@ def _print(facts: dict[str, Any]) -> None:
     presets = _table("preset", "")
     for row in facts["presets"]:
         presets.add_row(row["name"], row["summary"])
-    print_(providers)
-    print_()
     if keeping:
         print_(
-            f"Memory kept beside a weight of D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, {EXAMPLE.dtype}:"
+            "Memory in addition to a weight of "
+            f"D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, {EXAMPLE.dtype}:"
         )
         for row in keeping:
             share = f"{row['kept_share']:+.0%}"
@@ -122,11 +137,11 @@ PLACES = {"GPU": "cuda", "CPU": "cpu"}
 
 
 def _where(row: dict[str, Any]) -> str:
-    """'GPU, CPU', or why it runs on neither."""
+    """Return 'GPU, CPU', or why the sampler runs on neither."""
     places = [name for name, device in PLACES.items() if row[device] == "yes"]
     if places:
         return ", ".join(places)
-    # Of the devices it is made for, the reason of the first: "no GPU", not "does not run on CPUs".
+    # The reason of the first device that it is made for: "no GPU", not "does not run on CPUs".
     first = next(iter(row["capabilities"].get("devices", ())), "cuda")
     return f"- {row[first]}"
 
@@ -156,7 +171,7 @@ CLAIMS = {
 
 
 def _print_capabilities(rows: list[dict[str, Any]]) -> None:
-    """The matrix; what takes more than one line per sampler is split after `graph` and `seed`."""
+    """Print the matrix; on a narrow terminal in parts, split after `graph` and `seed`."""
     screen = console(soft_wrap=False)
     heads = [*PLACES, *DTYPES, *(head for head, _ in CLAIMS.values())]
     marks = {row["name"]: _marks(row["capabilities"]) for row in rows if row["capabilities"]}
@@ -183,7 +198,7 @@ def _print_capabilities(rows: list[dict[str, Any]]) -> None:
 
 
 def _marks(able: dict[str, Any]) -> list[str]:
-    """A row of the matrix, under PLACES, DTYPES and CLAIMS."""
+    """Return a row of the matrix, under PLACES, DTYPES and CLAIMS."""
     values = [
         *(device in able["devices"] for device in PLACES.values()),
         *(dtype in able["dtypes"] for dtype in DTYPES),

@@ -27,18 +27,18 @@ def plot(
 ) -> None:
     """Draw the figures of every configuration in the results.
 
-    These are runtime, speedup, roofline and bandwidth; headline: the time over that of the matmul;
-    the breakdown of kernel time into matmul and sampling; costs: energy, memory and the first call;
-    and what storing the logits adds. A figure that does not apply is left out; one that --figure
-    names is explained.
-    Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
-    several numbers of GPUs were, the time against these. Of problems with filters, heat maps of
-    the time over that of the matmul alone; their other figures only if --figure names them. Of
-    folders of `fsbench e2e` tpot, the time per output token, a panel for each model.
+    Of each configuration: runtime, speedup and bandwidth; breakdown, the kernel time of matmul and
+    sampling; costs, energy and memory; and what storing the logits adds. Of configurations that
+    differ in one thing: headline, the time divided by that of the matmul; winner, whether fused
+    sampling is faster by B and LM head; scaling, the time by number of GPUs; filters, heat maps of
+    the time divided by that of the matmul. Of folders of `fsbench e2e`: tpot, the time per output
+    token. Other figures of problems with filters are drawn only if --figure names them.
+    A figure that does not apply is left out; one that --figure names is explained. A file that
+    a figure replaces is reported as replaced.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench.cli.reading import measured_results
+    from fsbench.cli.result_frames import measured_results
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
     from fsbench.report.figures import end_to_end
@@ -48,8 +48,8 @@ def plot(
     from fsbench.report.figures.style import styles
     from fsbench.report.tables import configurations
 
-    known = (*FIGURES, "tpot")
-    chosen = each_once("--figure", map(str.strip, (figures or ",".join(known)).split(",")), known)
+    names = (*FIGURES, "tpot")
+    chosen = each_once("--figure", map(str.strip, (figures or ",".join(names)).split(",")), names)
     suffixes = check_formats(name.strip() for name in formats.split(","))
     folder = results[0] / "plots" if out is None else out
 
@@ -59,9 +59,13 @@ def plot(
         if figure is None:
             return [f"no {name} figure for {stem}: {FIGURES[name].absent}"] if figures else []
         paths = [folder / f"{name}_{stem}.{suffix}" for suffix in suffixes]
+        reports = []
         for path in paths:
+            before = path.read_bytes() if path.is_file() else None
             save(figure, path)
-        return [f"wrote {path}" for path in paths]
+            word = "wrote" if before is None else "replaced"
+            reports.append(f"{'kept' if before == path.read_bytes() else word} {path}")
+        return reports
 
     tasks: list[Callable[[], list[str]]] = []
     decodings = [folder for folder in results if (folder / STEPS).is_file()]
@@ -70,24 +74,24 @@ def plot(
         for engine, figure in end_to_end.draw_engines(summary(lines)):
             tasks.append(partial(written, "tpot", engine, partial(lambda figure: figure, figure)))
     runs = [folder for folder in results if folder not in decodings]
-    of_runs = [name for name in chosen if name in FIGURES]
-    if runs and of_runs:
+    run_figures = [name for name in chosen if name in FIGURES]
+    if runs and run_figures:
         frame = measured_results(runs)
-        found = configurations(frame)
-        shown = found if figures else plain(found)
-        groups = {name: found if name == "filters" else shown for name in of_runs}
+        measured = configurations(frame)
+        shown = measured if figures else plain(measured)
+        groups = {name: measured if name == "filters" else shown for name in run_figures}
         looks = styles(frame)
-        for name, same in groups.items():
-            plans = list(planned(same, [name], looks))
+        for name, group in groups.items():
+            plans = list(planned(group, [name], looks))
             tasks += [partial(written, *plan) for plan in plans]
             if figures and not plans:
                 print(f"no {name} figure: {FIGURES[name].absent}")
-    wrote = 0
-    for said in drawn(tasks):
-        wrote += sum(line.startswith("wrote ") for line in said)
-        print(*said, sep="\n", end="\n" if said else "", flush=True)
-    if not wrote:
+    files = 0
+    for report in drawn(tasks):
+        files += sum(not line.startswith("no ") for line in report)
+        print(*report, sep="\n", end="\n" if report else "", flush=True)
+    if not files:
         raise ResultsError(
             f"--figure: expected one that these results have; got {', '.join(chosen)}"
         )
-    print(f"{wrote} figures in {folder}")
+    print(f"{files} figures in {folder}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Annotated
 
 from fsbench.cli.options import (
@@ -23,6 +24,9 @@ from fsbench.cli.options import (
 from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument, unknown_name
+
+ENGINES = {"vllm": "flash_sample", "vllm-screened": "screened"}
+"""Request that means a whole engine -> the sampler of its plug-in."""
 
 
 def _chips() -> Iterable[str]:
@@ -43,7 +47,8 @@ def warm(
             "--request",
             WORDS,
             "Comma list of plain, rows (T, seed and step of each row), greedy, logprobs, filters "
-            "(top-k and top-p) and row-filters.",
+            "(top-k and top-p), row-filters; vllm and vllm-screened: all that the plug-in of vLLM "
+            "launches with flash_sample or screened, for up to the largest --batch.",
         ),
     ] = "plain,rows",
     gpu: Annotated[
@@ -61,6 +66,7 @@ def warm(
     its first calls of these shapes compile nothing. No GPU is needed with --gpu, no memory with
     either.
     """
+    from fsbench.integrations.compile_ahead import PADDING, EngineSpec, engine_calls
     from fsbench.kernels.warming.offline import CHIPS, DTYPES, REQUESTS, Chip, Shape, compiled
 
     heads = shapes(models or [], d, v)
@@ -70,31 +76,47 @@ def warm(
         raise InvalidArgument(f"--dtype: expected {' or '.join(DTYPES)}, as GPUs do; got {dtype}")
     kinds = [name.strip() for name in request.split(",")]
     for name in kinds:
-        if name not in REQUESTS:
-            raise unknown_name("--request", name, REQUESTS)
-    wanted = [
-        Shape(kind, B, D, V, dtype)
-        for _, D, V in heads
-        for kind in kinds
-        for B in int_list(batch, "--batch")
-    ]
+        if name not in (*REQUESTS, *ENGINES):
+            raise unknown_name("--request", name, (*REQUESTS, *ENGINES))
+    batches = int_list(batch, "--batch")
+    calls: list[Callable[[], object]] = []
+    for (_, D, V), kind in product(heads, kinds):
+        if kind in ENGINES:
+            padded = -(-V // PADDING) * PADDING
+            spec = EngineSpec(ENGINES[kind], V, padded, D, dtype, None, max(batches))
+            calls += engine_calls(spec)
+        else:
+            calls += [Shape(kind, B, D, V, dtype) for B in batches]
     chip = CHIPS[gpu] if gpu else Chip.here()
     begin = time.perf_counter()
     found = []
     screen = console(stderr=True)
-    for each in compiled(chip, wanted, processes or len(os.sched_getaffinity(0))):
+    num_processes = processes or len(os.sched_getaffinity(0))
+    screen.print(
+        f"{chip.name}: {len(calls)} kinds of calls, {num_processes} processes; starting them"
+    )
+    for each in compiled(chip, calls, num_processes):
         found.append(each)
-        screen.print(f"{each.kernel}: {'was there' if each.cached else f'{each.seconds:.1f} s'}")
+        spent = "in the cache" if each.cached else f"{each.seconds:.1f} s"
+        screen.print(f"[{each.number}/{each.total}] {each.kernel}: {spent}", markup=False)
     took = time.perf_counter() - begin
     if as_json:
-        rows = [{**each._asdict(), "shape": each.shape._asdict()} for each in found]
+        rows = [
+            {
+                "kernel": each.kernel,
+                "call": str(calls[each.call]),
+                "seconds": each.seconds,
+                "cached": each.cached,
+            }
+            for each in found
+        ]
         print(json.dumps({"gpu": chip.name, "seconds": took, "kernels": rows}, indent=2))
         return
     words = ("kernel", "first needed by", "")
-    table = plain_table(headings=(*words[:2], "s", "in the cache before"), left=words)
+    table = plain_table(headings=(*words[:2], "s", "in the cache before"), left_columns=words)
     for each in found:
-        at = f"{each.shape.request} B={each.shape.B} D={each.shape.D} V={each.shape.V}"
-        table.add_row(each.kernel, at, f"{each.seconds:.1f}", "yes" if each.cached else "no")
+        row = (each.kernel, str(calls[each.call]), f"{each.seconds:.1f}")
+        table.add_row(*row, "yes" if each.cached else "no")
     console().print(table)
     new = [each.seconds for each in found if not each.cached]
     print(

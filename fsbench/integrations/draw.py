@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.integrations.routing import Need
+from fsbench.integrations.routing import SHARD_ABLE, WHOLE_ABLE, Need
 from fsbench.kernels import (
     Penalties,
     Sample,
@@ -205,9 +205,7 @@ class FlashSampleDraw:
                 )
             self._copy = prepare_head(head.weight)
         self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
-        self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
-        if self._whole:
-            self.able |= Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+        self.able = WHOLE_ABLE if self._whole else SHARD_ABLE
 
     def refresh(self) -> None:
         if self._copy is not None:

@@ -10,21 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw, DrawResult, LogprobRequest, Rows, Told
+from fsbench.integrations.draw import Draw, DrawResult, Rows, Told
+from fsbench.integrations.draw_kinds import DrawKind
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
 _LOG = logging.getLogger("vllm.fsbench")
-
-
-class GraphKind(NamedTuple):
-    """What one set of graphs draws: with filters or not, and which log-probabilities it tells.
-
-    screened: as in Rows.
-    """
-
-    filters: bool = False
-    asked: LogprobRequest | None = None
-    screened: bool = False
 
 
 class Graph(NamedTuple):
@@ -89,9 +79,9 @@ class GraphedDraw:
             torch.zeros_like(ones),
         )
         self._given: list[Tensor] = []
-        self._graphs: dict[tuple[GraphKind, int], Graph | None] = {}
+        self._graphs: dict[tuple[DrawKind, int], Graph | None] = {}
 
-    def capture_all(self, kind: GraphKind) -> None:
+    def capture_all(self, kind: DrawKind) -> None:
         """Make the graphs of a kind, the largest first, so that the others fit into its memory."""
         for B in reversed(self._sizes):
             self._make(kind, B)
@@ -105,7 +95,7 @@ class GraphedDraw:
         eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
         if eager or size is None:
             return self._draw(rows)
-        kind = GraphKind(rows.filters is not None, rows.asked, rows.screened)
+        kind = DrawKind.of(rows)
         if (kind, size) not in self._graphs and self._lazily:
             self._make(kind, size)
         graph = self._graphs.get((kind, size))
@@ -137,7 +127,7 @@ class GraphedDraw:
             self._rows.temperature[B:size].zero_()
         self._given = given  # kept, so that no other tensor can pass for them
 
-    def _make(self, kind: GraphKind, B: int) -> None:
+    def _make(self, kind: DrawKind, B: int) -> None:
         """Capture one graph, or remember that there is none."""
         hidden, temperature, seed, offset, *_ = self._rows
         top_k, top_p, min_p = self._filters

@@ -40,6 +40,11 @@ REASONS = {
 }
 """Need -> how counters call it."""
 
+SHARD_ABLE = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
+"""What flash_sample can do over one rank's rows of an LM head."""
+WHOLE_ABLE = SHARD_ABLE | Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+"""What flash_sample and truncated_sample can do over a whole LM head."""
+
 
 class Way(Enum):
     """Who draws a row."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fsbench.integrations.draw import Told, history
+from fsbench.integrations.compile_ahead import DTYPE_NAMES, PADDING, EngineSpec
+from fsbench.integrations.draw import OWN, Told, history
 from fsbench.integrations.routing import Need, logprob_needs
 from fsbench.integrations.vllm_expected import (
     BAD_WORDS,
@@ -80,7 +81,7 @@ EXPECTED = ExpectedApi(
         RUNNER: (
             *("model", "sampler", "req_states", "lora_config", "parallel_config", "max_num_reqs"),
             *("speculative_config", "model_memory_usage", "rejection_sampler", "speculator"),
-            *("num_speculative_steps", "max_num_tokens"),
+            *("num_speculative_steps", "max_num_tokens", "model_config"),
         ),
         REJECTION: ("synthetic_conditional_rates", "use_block_verification"),
         SPECULATOR: ("model", "draft_logits", "dtype"),
@@ -124,6 +125,28 @@ class Adapter:
             LOGPROB_IDS: sampler.logprob_token_ids_state,
             REQUESTS: runner.req_states,
         }
+
+    def engine_spec(self, runner: Any, sampler: str) -> EngineSpec | None:
+        """Return what a runner whose model is not loaded yet will launch, by its configuration.
+
+        None where nothing is compiled ahead: several GPUs, LoRA, another sampler or dtype.
+        """
+        model = runner.model_config
+        several = runner.parallel_config.tensor_parallel_size > 1
+        if sampler not in OWN or several or runner.lora_config or model.dtype not in DTYPE_NAMES:
+            return None
+        steps = runner.num_speculative_steps if runner.speculative_config is not None else 0
+        V = model.get_vocab_size()
+        return EngineSpec(
+            sampler,
+            V=V,
+            rows=-(-V // PADDING) * PADDING,
+            D=model.get_hidden_size(),
+            dtype=DTYPE_NAMES[model.dtype],
+            soft_cap=getattr(model.hf_text_config, "final_logit_softcapping", None),
+            max_rows=runner.max_num_reqs * (1 + steps),
+            raw=model.logprobs_mode == "raw_logprobs",
+        )
 
     def lacks(self, runner: Any, drafts: bool = False) -> str | None:
         """What this engine does at every step that is left to vLLM, or None.

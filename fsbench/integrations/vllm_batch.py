@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fsbench.integrations.draw import Draw, LogprobRequest, Rows, Told
+from fsbench.integrations.draw_kinds import DrawKind
 from fsbench.integrations.routing import MOST_LOGPROBS, Group, Need, Way, reason, route, shared_out
 from fsbench.integrations.vllm_0_26 import Adapter
 from fsbench.integrations.vllm_parts import (
@@ -23,6 +25,8 @@ from fsbench.integrations.vllm_parts import (
     subset,
 )
 
+NOT_COMPILED = "kernels are being compiled"
+"""Reason of rows that are left to vLLM until a process has compiled their kernels."""
 _CHANGES = Need.BIAS | Need.REPETITION
 _LOG = logging.getLogger("vllm.fsbench")
 
@@ -64,6 +68,7 @@ class BatchSampler:
 
     draw: what draws in place of vLLM, or None: then `lacks` says why, and vLLM draws it all.
     V: tokens of the vocabulary. generation: requests added so far, which is when settings change.
+    is_ready: whether a kind of draws is compiled; vLLM draws the others.
     """
 
     adapter: Adapter
@@ -71,6 +76,7 @@ class BatchSampler:
     V: int = 0
     lacks: str = ""
     generation: int = 0
+    is_ready: Callable[[DrawKind], bool] = lambda kind: True
 
     def __post_init__(self) -> None:
         self.counts = Counts()
@@ -95,25 +101,34 @@ class BatchSampler:
             batch, grammar = drafted.batch, drafted.grammar
         complete = self._complete(runner, batch)
         needs, groups = self._route(runner, batch, grammar, able)
+        B = batch.num_reqs
+        draws: list[tuple[Group, Tensor | None, Rows | None]] = []  # no rows: vLLM draws them
         for group in groups:
-            rows = group.rows[complete[group.rows]]
+            index, rows = self._index(group, B, hidden.device), None
             if group.way is not Way.ENGINE:
-                self.counts.served += len(rows)
-            for need in needs[rows].tolist() if group.way is Way.ENGINE else ():
-                self.counts.left[reason(need, able)] += 1
-        if [group.way for group in groups] == [Way.ENGINE]:
+                rows = self._rows(runner, hidden, batch, grammar, group, needs[group.rows], index)
+                if not self.is_ready(DrawKind.of(rows)):
+                    rows = None
+            draws.append((group, index, rows))
+            counted = group.rows[complete[group.rows]]
+            if rows is not None:
+                self.counts.served += len(counted)
+            elif group.way is not Way.ENGINE:
+                self.counts.left[NOT_COMPILED] += len(counted)
+            else:
+                for need in needs[counted].tolist():
+                    self.counts.left[reason(need, able)] += 1
+        if all(rows is None for _, _, rows in draws):
             return own(hidden, *given)
 
-        B = batch.num_reqs
         tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
         told: list[tuple[Tensor | None, Told, int]] = []
         width = 1
         if (needs & Need.LOGPROB).any():
             width += max(0, self.adapter.most_logprobs(runner, batch.idx_mapping_np))
         more = np.zeros(B, bool)
-        for group in groups:
-            index = self._index(group, B, hidden.device)
-            if group.way is Way.ENGINE:
+        for group, index, rows in draws:
+            if rows is None:
                 assert index is not None
                 grammars = part(grammar, batch, group.rows)
                 if drafted is None:
@@ -125,7 +140,6 @@ class BatchSampler:
                 if output.logprobs_tensors is not None:
                     told.append((index, Told(*output.logprobs_tensors[:3]), 0))
                 continue
-            rows = self._rows(runner, hidden, batch, grammar, group, needs[group.rows], index)
             drawn = self.draw(rows)
             # An engine cannot feed -1, which is a row without a finite logit.
             tokens[slice(None) if index is None else index] = drawn.tokens.clamp(min=0)

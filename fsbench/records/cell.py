@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, get_type_hints
 
 from fsbench.problem import Problem
@@ -21,15 +22,15 @@ STATUSES = (
 )
 
 FORMS = ("matmul", "greedy")
-"""A sampler with less in it: its matmul alone; the same kernel without noise."""
+"""Ablations of a fused sampler: its matmul alone; the same kernel without noise."""
 
 LACKS = ("energy", "sustained", "host", *FORMS)
-"""What is measured beside the time of a step, on request."""
+"""Optional measurements that a cell may lack."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a problem is measured: docs/reference/results-format.md has the values."""
+    """Conditions of a measurement: docs/reference/results-format.md has the values."""
 
     gpu: str
     timer: str
@@ -52,33 +53,33 @@ class Cell:
     problem: Problem
 
     def columns(self) -> dict[str, Any]:
-        """Column -> value, in the order of results.csv: those of COLUMNS."""
-        own = {name: value for name, value in vars(self).items() if name not in _PARTS}
-        return {**own, **vars(self.conditions), **self.problem.fields()}
+        """Return the values of COLUMNS by column, in the order of results.csv."""
+        identity = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        return {**identity, **vars(self.conditions), **self.problem.fields()}
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Cell:
-        """The cell of these columns; those of Problem that have a default may be missing.
+        """Return the cell of these columns; columns of Problem with a default may be missing.
 
         Raises:
             ValueError, TypeError: a column is unknown, missing or of another type, or Problem
                 refuses its value.
         """
-        given = dict(columns)
+        values = dict(columns)
         parts = {
             name: typed(
-                part, {f: given.pop(column) for column, f in _named(part) if column in given}
+                part, {f: values.pop(column) for column, f in _named(part) if column in values}
             )
             for name, part in _PARTS.items()
         }
-        return typed(cls, {**given, **parts})
+        return typed(cls, {**values, **parts})
 
 
 _PARTS: dict[str, Any] = {"conditions": Conditions, "problem": Problem}
 
 
 def _named(part: type) -> list[tuple[str, str]]:
-    """(column, name of the field) of the fields of a dataclass; columns are lower-case."""
+    """Return (column, name of the field) of a dataclass's fields; columns are lower-case."""
     return [(each.name.lower(), each.name) for each in fields(part) if each.name not in _PARTS]
 
 
@@ -87,7 +88,7 @@ COLUMNS = tuple(column for part in (Cell, *_PARTS.values()) for column, _ in _na
 
 
 def column_types() -> dict[str, Any]:
-    """The type of each of COLUMNS."""
+    """Return the type of each of COLUMNS."""
     parts = (Cell, *_PARTS.values())
     return {c: get_type_hints(part)[name] for part in parts for c, name in _named(part)}
 
@@ -130,35 +131,38 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Energy:
-    """What a loop of steps took: joules, seconds and steps, and the GPU's power when idle, W."""
+class Loop:
+    """Back-to-back steps: how many, their seconds, joules (None if unknown), idle power in W."""
 
-    joules: float
-    seconds: float
     steps: int
-    idle_w: float
+    seconds: float
+    joules: float | None = None
+    idle_w: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.steps > 0):
-            raise ValueError(f"energy: expected seconds and steps > 0; got {self}")
+            raise ValueError(f"loop: expected seconds and steps > 0; got {self}")
+
+    @classmethod
+    def of_line(cls, values: Any) -> Loop:
+        """Return the loop of a line; older records have the time and energy of one step."""
+        if isinstance(values, Mapping) and "step_us" in values:
+            step = typed(_Step, values)
+            joules = None if step.step_joules is None else step.step_joules * step.steps
+            return cls(step.steps, step.step_us * step.steps / 1e6, joules)
+        return typed(cls, values)
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """Back-to-back steps: time of one, us; over how many; energy of one, J, None if unknown."""
-
+class _Step:
     step_us: float
     steps: int
     step_joules: float | None = None
 
-    def __post_init__(self) -> None:
-        if not (self.step_us > 0 and self.steps > 0):
-            raise ValueError(f"sustained: expected step_us and steps > 0; got {self}")
-
 
 @dataclass(frozen=True)
 class Host:
-    """Time of the host in an eager call, us, of so many that nobody waited for."""
+    """Host time of an eager call that is not waited for, us, over this many calls."""
 
     call_us: float
     calls: int
@@ -170,10 +174,10 @@ class Host:
 
 @dataclass
 class CellRecord:
-    """All that is known of one cell: its rounds by number, or the reason there are none.
+    """Measurements of one cell: its rounds by number, or the reason for their absence.
 
-    forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
-    for and could not be measured (one of LACKS), and why.
+    forms: rounds of FORMS of the sampler, interleaved with `rounds`.
+    lacks: reasons for the absence of requested measurements (LACKS).
     """
 
     cell: Cell
@@ -181,21 +185,21 @@ class CellRecord:
     status: str = "ok"
     reason: str = ""
     forms: dict[str, dict[int, Round]] = field(default_factory=dict)
-    energy: Energy | None = None
-    sustained: Sustained | None = None
+    energy: Loop | None = None
+    sustained: Loop | None = None
     host: Host | None = None
     lacks: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add what a line of points.jsonl says: one of a round, what is beside it, or a status.
+        """Add a line of points.jsonl: a round, one of EXTRAS or LACKS, or a status.
 
-        line: without `schema`, `cell` and `crc32`.
+        A round clears an earlier status; a measurement clears its earlier reason for absence.
 
-        A round clears what kept the cell from being measured before; what is measured after all
-        is lacking no more.
+        Args:
+            line: without `schema`, `cell` and checksum.
 
         Raises:
-            ValueError, TypeError, KeyError: it is not such a line.
+            ValueError, TypeError, KeyError: the line is damaged.
         """
         names = set(line)
         if names == {"round", "measured"}:
@@ -206,8 +210,8 @@ class CellRecord:
             rounds = self.forms.setdefault(form, {})
             rounds[_number(line["round"])] = typed(Round, line["measured"])
             self.lacks.pop(form, None)
-        elif len(names) == 1 and (name := names.pop()) in BESIDE:
-            setattr(self, name, typed(BESIDE[name], line[name]))
+        elif len(names) == 1 and (name := names.pop()) in EXTRAS:
+            setattr(self, name, EXTRAS[name](line[name]))
             self.lacks.pop(name, None)
         elif names == {"lacks", "reason"}:
             self.lacks[_one_of(LACKS, line["lacks"])] = _text(line["reason"])
@@ -217,23 +221,27 @@ class CellRecord:
             raise ValueError(f"unknown fields: {', '.join(map(repr, sorted(names)))}")
 
 
-BESIDE: dict[str, Any] = {"energy": Energy, "sustained": Sustained, "host": Host}
-"""What a cell has once, beside its rounds: field of CellRecord -> type."""
+EXTRAS: dict[str, Callable[[Any], Any]] = {
+    "energy": Loop.of_line,
+    "sustained": Loop.of_line,
+    "host": partial(typed, Host),
+}
+"""Fields of CellRecord that are measured once per cell, with what reads them from a line."""
 
 
-def _one_of(known: tuple[str, ...], given: Any) -> str:
-    if given not in known:
-        raise ValueError(f"expected one of {', '.join(known)}; got {given!r:.40}")
-    return given
+def _one_of(names: tuple[str, ...], value: Any) -> str:
+    if value not in names:
+        raise ValueError(f"expected one of {', '.join(names)}; got {value!r:.40}")
+    return value
 
 
-def _number(given: Any) -> int:
-    if not fits(given, int) or given < 0:
-        raise ValueError(f"round: expected an integer >= 0; got {given!r:.40}")
-    return given
+def _number(value: Any) -> int:
+    if not fits(value, int) or value < 0:
+        raise ValueError(f"round: expected an integer >= 0; got {value!r:.40}")
+    return value
 
 
-def _text(given: Any) -> str:
-    if not fits(given, str):
-        raise ValueError(f"reason: expected a text; got {given!r:.40}")
-    return given
+def _text(value: Any) -> str:
+    if not fits(value, str):
+        raise ValueError(f"reason: expected a text; got {value!r:.40}")
+    return value

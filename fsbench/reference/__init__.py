@@ -12,7 +12,7 @@ arithmetic or float64 in torch, so it runs on any device and can be read line by
 """
 
 from fsbench.reference.acceptance import coupled_acceptance
-from fsbench.reference.expected import Expected, by_group, by_token, expect
+from fsbench.reference.expected import Expected, expect
 from fsbench.reference.logits import (
     as_column,
     inverse_temperature,
@@ -24,7 +24,6 @@ from fsbench.reference.logits import (
     unpacked,
 )
 from fsbench.reference.noise import (
-    GROUP_SIZES,
     GROUP_STREAM,
     GUMBEL_ERROR,
     exponential,
@@ -47,7 +46,6 @@ from fsbench.reference.truncation import (
 )
 
 __all__ = [
-    "GROUP_SIZES",
     "GROUP_STREAM",
     "GUMBEL_ERROR",
     "MASS_ERROR",
@@ -55,8 +53,6 @@ __all__ = [
     "Expected",
     "Truncation",
     "as_column",
-    "by_group",
-    "by_token",
     "coupled_acceptance",
     "expect",
     "exponential",

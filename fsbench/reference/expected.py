@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsbench.errors import InvalidArgument
 from fsbench.reference.logits import SMALLEST_TEMPERATURE, as_column
 from fsbench.reference.noise import (
-    GROUP_SIZES,
+    GROUP,
+    GROUP_BLOCK,
     GUMBEL_ERROR,
     group_noise,
     token_noise,
@@ -68,7 +70,7 @@ def expect(
         seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
             number does not enter the noise.
         temperature: a number, or [B]; below 2^-120 it counts as 0.
-        noise: "token", "group", or "group4", "group8", "group16".
+        noise: "token" or "group".
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
         truncation: of these logits, with the same temperature and logits_error: only what it keeps
@@ -77,6 +79,8 @@ def expect(
         find_acceptable: with False the field `acceptable` is undefined, and a draw with group noise
             and without truncation takes half of the time.
     """
+    if noise not in ("token", "group"):
+        raise InvalidArgument(f"noise: expected token or group; got {noise!r}")
     B = logits.shape[0]
     exact = logits.double()
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
@@ -95,7 +99,7 @@ def expect(
         drawn = _token_draw(*arguments, truncation)
     else:
         find = find_acceptable or truncation is not None
-        drawn = _group_draw(*arguments, GROUP_SIZES[noise], find)
+        drawn = _group_draw(*arguments, find)
         if truncation is not None:
             drawn = _either(drawn, _token_draw(*arguments, truncation), truncation)
     tokens, acceptable, scores = drawn
@@ -136,7 +140,6 @@ def _group_draw(
     rows: Tensor,
     sample: int,
     error: float,
-    size: int,
     find_acceptable: bool,
 ) -> _Drawn:
     """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
@@ -145,8 +148,8 @@ def _group_draw(
     exp(y / T) exceeds u times the group's. At T = 0: the first member of largest logit.
     """
     V = logits.shape[1]
-    g, u = group_noise(V, seed, offset, rows, sample, size)
-    y = by_group(logits, size)
+    g, u = group_noise(V, seed, offset, rows, sample)
+    y = _by_group(logits)
     T = T[:, :, None]
     largest = y.max(2, keepdim=True).values
     p = torch.exp((y - _finite(largest)) / torch.where(T == 0, 1.0, T))
@@ -161,7 +164,7 @@ def _group_draw(
     winner = score.argmax(1, keepdim=True)  # [B, 1, 1]
     hit = _rows_of(sums, winner) > _rows_of(threshold, winner)
     group, member = winner[:, 0, 0], hit.int().argmax(1)
-    token = token_of_member(group, member, size)
+    token = token_of_member(group, member)
     token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
     if not find_acceptable:
         return token, torch.empty_like(token[:, None], dtype=torch.bool), best[:, 0, 0]
@@ -177,7 +180,7 @@ def _group_draw(
     near_hit &= y >= largest - tolerance - 104.0 * T
     near_hit = torch.where(T == 0, y >= largest - tolerance, near_hit)
     acceptable = near_group & near_hit & torch.isfinite(y)
-    return token, by_token(acceptable, V), best[:, 0, 0]
+    return token, _by_token(acceptable, V), best[:, 0, 0]
 
 
 def _rows_of(grouped: Tensor, group: Tensor) -> Tensor:
@@ -201,20 +204,18 @@ def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
     )
 
 
-def by_group(values: Tensor, size: int) -> Tensor:
-    """[B, V] -> [B, groups, size]; -inf for tokens beyond V."""
+def _by_group(values: Tensor) -> Tensor:
+    """[B, V] -> [B, groups, 32]; -inf for tokens beyond V."""
     B, V = values.shape
-    block = 4 * size
-    padded = pad(values, (0, -V % block), value=-torch.inf)
+    padded = pad(values, (0, -V % GROUP_BLOCK), value=-torch.inf)
     # group_and_member as a view: the bits of a token are (member / 2, group % 4, member % 2).
-    return padded.view(B, -1, size // 2, 4, 2).transpose(2, 3).reshape(B, -1, size)
+    return padded.view(B, -1, GROUP // 2, 4, 2).transpose(2, 3).reshape(B, -1, GROUP)
 
 
-def by_token(grouped: Tensor, V: int) -> Tensor:
-    """[B, groups, size] -> [B, V]."""
-    B, _, size = grouped.shape
-    blocks = grouped.reshape(B, -1, 4, size // 2, 2).transpose(2, 3)
-    return blocks.reshape(B, -1)[:, :V]
+def _by_token(grouped: Tensor, V: int) -> Tensor:
+    """[B, groups, 32] -> [B, V]."""
+    B = len(grouped)
+    return grouped.reshape(B, -1, 4, GROUP // 2, 2).transpose(2, 3).reshape(B, -1)[:, :V]
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random words -> noise: of every token, or of every group of 4, 8, 16 or 32 tokens.
+"""Random words -> noise: of every token, or of every group of 32 tokens.
 
 Noise is a pure function of (seed, step, row, token or group, sample). It does not depend on the
 tile shape, the batch size, the neighbors in the batch or how the vocabulary is sharded.
@@ -15,13 +15,6 @@ Group noise: one Gumbel and one uniform per group of 32 tokens (`group_and_membe
 
     (r_0, r_1, ..) = Philox4x32-10(key = seed, counter = (group, row, step, 2^16 + sample))
     g(group) from r_0 as above,  u(group) = floor(r_1 / 2^8) 2^-24
-
-Groups of 4, 8 and 16 are parts of these. Two of them share a block, as if they were one group:
-
-    (r_0, r_1, r_2, r_3) = Philox4x32-10(key = seed,
-                                         counter = (pair, row, step, size 2^16 + sample))
-
-r_0 and r_1 are of the first of the two, r_2 and r_3 of the second.
 """
 
 from __future__ import annotations
@@ -39,8 +32,6 @@ GROUP_STREAM = 1 << 16
 
 GROUP = 32
 GROUP_BLOCK = 128
-GROUP_SIZES = {"token": 1, "group4": 4, "group8": 8, "group16": 16, "group": GROUP}
-"""Tokens that share one Gumbel, by the form of the noise."""
 
 
 def word_and_lane(token: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,20 +41,19 @@ def word_and_lane(token: Tensor) -> tuple[Tensor, Tensor]:
     return word, lane
 
 
-def group_and_member(token: Tensor, size: int = GROUP) -> tuple[Tensor, Tensor]:
-    """Token id -> (group, member in 0 .. size - 1) of groups of 4, 8, 16 or 32.
+def group_and_member(token: Tensor) -> tuple[Tensor, Tensor]:
+    """Token id -> (group, member in 0 .. 31): bits 0 and 3 to 6 of the id are the member.
 
-    Of 32: bits 0 and 3 to 6 of the id are the member; of fewer the lowest of these. Members are
-    numbered in the order of their ids.
+    Members are numbered in the order of their ids.
     """
-    group = token // (4 * size) * 4 | ((token >> 1) & 3)
-    member = ((token >> 2) & (size - 2)) | (token & 1)
+    group = token // GROUP_BLOCK * 4 | ((token >> 1) & 3)
+    member = ((token >> 2) & (GROUP - 2)) | (token & 1)
     return group, member
 
 
-def token_of_member(group: Tensor, member: Tensor, size: int = GROUP) -> Tensor:
+def token_of_member(group: Tensor, member: Tensor) -> Tensor:
     """The inverse of group_and_member."""
-    return (group >> 2) * (4 * size) + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
+    return (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
 
 
 def exponential(bits: Tensor) -> Tensor:
@@ -93,18 +83,12 @@ def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int 
 
 
 def group_noise(
-    V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0, size: int = GROUP
+    V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(Gumbel, uniform in [0, 1)) of every group of `size` tokens, [B, groups] float64 each.
+    """(Gumbel, uniform in [0, 1)) of every group, [B, groups] float64 each.
 
     seed, offset, rows, sample: as in token_noise.
     """
-    groups = torch.arange(-(-V // (4 * size)) * 4, device=rows.device)
-    if size == GROUP:
-        r0, r1, _, _ = random_words(groups, rows, offset, GROUP_STREAM + sample, seed)
-    else:
-        pairs = (groups >> 3) * 4 + (groups & 3)
-        words = random_words(pairs, rows, offset, size * GROUP_STREAM + sample, seed)
-        second = (groups & 4) != 0
-        r0, r1 = torch.where(second, words[2], words[0]), torch.where(second, words[3], words[1])
+    groups = torch.arange(-(-V // GROUP_BLOCK) * 4, device=rows.device)
+    r0, r1, _, _ = random_words(groups, rows, offset, GROUP_STREAM + sample, seed)
     return gumbel(r0), (r1 >> 8).double() * 2.0**-24

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsbench.records.sheet import escaped
+
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
-"""Of severities, from the mildest to the worst."""
+"""Exit code of each severity, from the mildest to the worst."""
 
 HEADINGS = ("sampler", "package", "on", "claims", "found", "by", "how much", "shown by")
 """Columns of the table."""
@@ -23,7 +25,7 @@ _Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. seen: in its words. seconds: that it took. command: which repeats it."""
+    """Finding of a check. seen: its words. seconds: its time. command: repeats the check."""
 
     check: str
     severity: str
@@ -51,12 +53,12 @@ class Audited:
 
     @property
     def checks(self) -> int:
-        """How many checks it faced."""
+        """Number of checks of the sampler."""
         return len(self.lines)
 
     @property
     def draws(self) -> int:
-        """How many tokens were drawn in all."""
+        """Number of tokens drawn in all checks."""
         return sum(line["draws"] for line in self.lines)
 
     @property
@@ -69,10 +71,10 @@ class Audited:
 
         repeated: the first columns, which are the same in all of them, stand in each.
         """
-        head = (f"`{self.sampler}`", self.package, self.on, self.claims)
-        for found in self.findings:
-            shown = f"`{found.command}` ({found.seconds:.0f} s)"
-            yield (*head, found.severity, found.check, found.seen, shown)
+        head = (self.sampler, self.package, self.on, self.claims)
+        for finding in self.findings:
+            command = f"{finding.command} ({finding.seconds:.0f} s)"
+            yield (*head, finding.severity, finding.check, finding.seen, command)
             head = head if repeated else ("", "", "", "")
         if not self.findings:
             yield (*head, "clean", f"{self.checks} checks", f"{self.draws:.2g} draws", "")
@@ -133,8 +135,8 @@ def _severity(line: _Line) -> str:
 
 
 def _temperatures(setting: _Line) -> list[str]:
-    given = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
-    return [f"{T:g}" for T in given]
+    values = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
+    return [f"{T:g}" for T in values]
 
 
 def _place(line: _Line) -> str:
@@ -155,22 +157,29 @@ def _claims(claims: _Line) -> str:
     """Its capabilities that are not the default, without those of its form."""
     if not claims:
         return "not recorded"
-    said = []
+    words = []
     for name, value in claims.items():
         if name not in ("devices", "dtypes", "graph_safe", "host_sync_free", "fused"):
             text = ", ".join(value) if isinstance(value, list) else value
-            said.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
-    return "; ".join(said) or "exact"
+            words.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
+    return "; ".join(words) or "exact"
 
 
-def markdown(found: Iterable[Audited], skipped: dict[str, str]) -> str:
-    """The table, and below it what could not be audited."""
+def markdown(samplers: Iterable[Audited], skipped: dict[str, str]) -> str:
+    """Return the table as Markdown, and below it what could not be audited."""
     rows: list[Sequence[str]] = [HEADINGS, ["---"] * len(HEADINGS)]
-    for each in found:
-        rows += each.rows()
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    lines += ["", *(f"- {why}" for why in skipped.values())] if skipped else []
+    for each in samplers:
+        for name, *cells, shown in each.rows():
+            command, seconds, took = shown.rpartition(" (")
+            rows.append([_code(name), *map(escaped, cells), _code(command) + seconds + took])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", *(f"- {escaped(why)}" for why in skipped.values())] if skipped else []
     return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Return text as code; escaped text if it would end the code, its cell or its line."""
+    return f"`{text}`" if text and not set(text) & set("`|\n") else escaped(text)
 
 
 def worst(found: Iterable[Audited]) -> str:

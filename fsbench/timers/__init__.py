@@ -27,31 +27,43 @@ L2_STATES = ("cold", "cold-write", "warm")
 """What the L2 cache holds when a step starts: see fsbench.timers.gpu.l2."""
 
 
-def timer_name(name: str, device: str, several: bool = False) -> str:
-    """The timer that `name` means on `device` ("cuda", "cuda:1", "cpu"): resolves `auto`.
+def timer_name(name: str, device: str, is_parallel: bool = False) -> str:
+    """Return the name of the timer that measures on a device; resolves `auto`.
 
-    several: ranks are measured together, which `cupti` cannot: it sees one GPU, and not when the
-    others began.
+    Args:
+        device: "cuda", "cuda:1" or "cpu".
+        is_parallel: ranks are measured together. `cupti` sees one GPU only, and not when the
+            others began.
+
+    Raises:
+        TimerUnavailable: the timer cannot measure on such a device. There is no fallback.
     """
     if name not in TIMERS:
         raise unknown_name("timer", name, TIMERS)
-    if name == "cupti" and several:
+    if name == "cupti" and is_parallel:
         raise InvalidArgument("--timer: expected events with several GPUs; got cupti")
-    if name != "auto":
-        return name
-    if device == "cpu":
-        return "cpu"
-    return "events" if several else "cupti"
+    if name == "auto":
+        return "cpu" if device == "cpu" else "events" if is_parallel else "cupti"
+    if name == "cpu" and device != "cpu":
+        raise TimerUnavailable(
+            f"timer cpu: sees launches only, not the work of {device}; use cupti or events"
+        )
+    if name in ("cupti", "events") and device == "cpu":
+        raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
+    return name
 
 
 def make_timer(
     name: str, device: str, l2: str = "cold", align: Callable[[], None] | None = None
 ) -> Timer:
-    """The timer called `name`, ready to measure steps on `device`.
+    """Return a timer that is ready to measure steps on a device.
 
-    `l2` is the state of the cache that GPU timers make before each iteration. A timer that cannot
-    run here raises TimerUnavailable with the reason and the fix; another is never put in its place.
-    align: of several ranks, makes their next steps start together (fsbench.measure.distributed).
+    Args:
+        l2: the state of the L2 cache that GPU timers make before each iteration.
+        align: makes the next steps of all ranks start together (fsbench.measure.distributed).
+
+    Raises:
+        TimerUnavailable: the timer cannot run here; the message has the reason and the fix.
     """
     name = timer_name(name, device, align is not None)
     if l2 not in L2_STATES:
@@ -59,13 +71,7 @@ def make_timer(
     if name == "fake":
         return FakeTimer()
     if name == "cpu":
-        if device != "cpu":
-            raise TimerUnavailable(
-                f"timer cpu: sees launches only, not the work of {device}; use cupti or events"
-            )
         return CpuTimer(align)
-    if device == "cpu":
-        raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
     if name == "events":
         return gpu.events.EventsTimer(device, l2, align)
     return gpu.cupti.CuptiTimer(device, l2)

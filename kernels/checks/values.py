@@ -12,7 +12,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
 ScreenConfigs = tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]
-NOISE = ("auto", "token", "group4", "group8", "group16", "group")
+NOISE = ("auto", "token", "group")
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 MAX_TOP = 20

@@ -11,10 +11,8 @@ from fsbench.kernels.device.given import given_draws
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.contract import candidates, greedy_candidates
 from fsbench.kernels.noise.group import (
-    best_draw,
     drawing_sums,
     group_candidates,
-    group_size,
     largest_member,
     members,
 )
@@ -121,7 +119,7 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
     seed: of "given" noise, the N targets of rows, [R, 1] each.
     """
     WIDTH: tl.constexpr = logits.shape[1]
-    BY_GROUP: tl.constexpr = NOISE != "token" and NOISE != "none"
+    BY_GROUP: tl.constexpr = NOISE == "group" or NOISE == "given"
     SLICE: tl.constexpr = best.shape[1] * (32 if BY_GROUP else 4)
     if SLICE < WIDTH:
         low, high = halves(logits)
@@ -162,15 +160,8 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
                 key, logit = candidates(
                     logits, v0, row, seed, offset, temperature, first_sample + i, best
                 )
-            elif NOISE == "none":
-                key, logit = greedy_candidates(logits, v0)
             else:
-                index = tl.arange(0, SLICE // 32)[None, :]
-                score, token, logit = best_draw(
-                    members(logits), v0, index, row, seed, offset, temperature,
-                    inverse_temperature, first_sample + i, GREEDY_ROWS, group_size(NOISE),
-                )  # fmt: skip
-                key = ordered_key(tl.where(score == score, score, float("inf")), token)
+                key, logit = greedy_candidates(logits, v0)
             best, best_logit = _merged(key, logit, i, best, best_logit, N, KEEP_LOGIT)
         return best, best_logit
 

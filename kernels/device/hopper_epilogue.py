@@ -15,12 +15,11 @@ from fsbench.kernels.device.mass import add_masses, group_moments, mass_of_group
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.group import (
-    best_draw,
+    best_token,
     better,
     drawing_sums,
     group_draws,
     group_noise,
-    group_size,
     group_sums,
     largest_member,
     members,
@@ -91,9 +90,7 @@ def consume(
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
         # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
-        # Groups that are not of 32 have sums of their own.
-        OTHERS: gl.constexpr = NOISE != "none" and NOISE != "given" and NOISE != "group"
-        if OTHERS:
+        if NOISE == "token":
             m = largest_member(y)
             sums = ()
             if WITH_MASS:
@@ -112,11 +109,10 @@ def consume(
             elif NOISE == "given":
                 target = _in_layout(seed[i], LAYOUT)
                 score, token, logit = given_draws(y, m, v0, index, target, T)
-            elif OTHERS:
-                score, token, logit = best_draw(
-                    y, v0, index, noise_row, seed, offset, T, inverse_temperature,
-                    first_sample + i, GREEDY_ROWS, group_size(NOISE),
-                )  # fmt: skip
+            elif NOISE == "token":
+                score, token, logit = best_token(
+                    y, v0, index, noise_row, seed, offset, T, first_sample + i
+                )
             else:
                 rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
                 score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)

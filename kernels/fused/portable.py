@@ -83,7 +83,7 @@ def flash_sampling_kernel(
     rank,
     area,  # slots of an area
     N: tl.constexpr,  # samples of this launch, from first_sample on
-    NOISE: tl.constexpr,  # of reference.GROUP_SIZES, "none" (greedy) or "given"
+    NOISE: tl.constexpr,  # "group", "token", "none" (greedy) or "given"
     SCALE_PER_ROW: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,

@@ -9,10 +9,8 @@ A group is what one thread of a tensor-core accumulator holds of an aligned bloc
 {2q, 2q + 1} + 8j for j < 16. It depends on token ids alone and its sums run in the order of the
 ids, so for equal logits the token does not depend on the tile.
 
-Groups of 4, 8 and 16 are parts of these. One Philox block, of four words, serves two of them, and
-a block of token noise, by the same map, serves four tokens: `tokens_of_block` says how many tokens
-share a block. `best_draw` has all of these sizes; the functions for 32 are `group_candidates` and
-what it calls.
+`best_token` draws with token noise from tokens that are in registers as the members of groups. A
+Philox block of token noise serves members 4i to 4i + 3 of a group.
 """
 
 import triton
@@ -32,28 +30,17 @@ GROUP_STREAM = tl.constexpr(1 << 16)
 """Added to the sample's number in counter word 3: group noise shares no block with token noise."""
 
 
-@triton.constexpr_function
-def group_size(noise):
-    """Tokens of a group of this form of noise (reference.GROUP_SIZES); 1 without noise."""
-    return int(noise[5:] or 32) if noise[:5] == "group" else 1
-
-
-@triton.constexpr_function
-def tokens_of_block(size):
-    """Tokens that share a Philox block, where groups have `size` of them."""
-    return 4 if size == 1 else min(2 * size, 32)
-
-
 @triton.jit
-def members(logits, SIZE: tl.constexpr = 32):
-    """[R, WIDTH] of tokens from a multiple of 4 SIZE on -> SIZE tensors [R, WIDTH // SIZE].
+def members(logits):
+    """Return 32 tensors [R, WIDTH // 32]; the i-th holds member i of every group.
 
-    The i-th holds member i of every group. Where a thread holds whole groups nothing moves.
+    logits: [R, WIDTH], of tokens from a multiple of 128 on. Where a thread holds whole groups
+    nothing moves.
     """
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
-    by_group = logits.reshape(R, WIDTH // (4 * SIZE), SIZE // 2, 4, 2).permute(0, 1, 3, 2, 4)
-    return split_last(by_group.reshape(R, WIDTH // SIZE, SIZE))
+    by_group = logits.reshape(R, WIDTH // 128, 16, 4, 2).permute(0, 1, 3, 2, 4)
+    return split_last(by_group.reshape(R, WIDTH // 32, 32))
 
 
 @triton.jit
@@ -148,24 +135,10 @@ def uniform(bits):
 
 
 @triton.jit
-def block_words(block, row, seed, offset, sample, SIZE: tl.constexpr):
-    """The four words of Philox blocks, [R, G] each, for groups of SIZE tokens.
-
-    Args:
-        block: int32 [R, G], their numbers: of tokens_of_block(SIZE) as if that were the size.
-        row, seed, offset, sample: of group_noise.
-    """
-    STREAM: tl.constexpr = 0 if SIZE == 1 else GROUP_STREAM * (1 if SIZE == 32 else SIZE)
-    zero = row * 0 + block * 0
-    step = offset.to(tl.int32) + zero
-    return tl.philox(seed, block, row + zero, step, zero + sample + STREAM)
-
-
-@triton.jit
 def group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS: tl.constexpr):
     """A draw of every group: its score, the number of the member, and the member's logit.
 
-    All are [R, G]; groups may be of any size. The score is m + T (log mass + Gumbel), and a Gumbel
+    All are [R, G]. The score is m + T (log mass + Gumbel), and a Gumbel
     is -log E.
 
     Args:
@@ -227,44 +200,29 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
 
 
 @triton.jit
-def best_draw(y, v0, index, row, seed, offset, temperature, inverse_temperature, sample,
-              GREEDY_ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """(score, token, logit) of the best draw among 32 tokens, [R, G]: of 32 / SIZE groups.
+def best_token(y, v0, index, row, seed, offset, temperature, sample):
+    """Return the best of 32 tokens under token noise: (score, token, logit), [R, G] each.
 
     Args:
-        y: 32 tensors [R, G], of `members`. SIZE: of groups; 1 is token noise.
-        others: as in group_noise and group_draws.
+        y: 32 tensors [R, G], of `members`.
+        others: as in group_noise; temperature as in group_draws.
 
-    A score may be NaN. Of equal ones the lowest token's is taken.
+    A score may be NaN. Of equal scores the lowest token's is taken.
     """
-    BLOCK: tl.constexpr = tokens_of_block(SIZE)
     # Always 0; ties the noise to the layout of the members.
     zero = (y[0] < float("-inf")).to(tl.int32)
     best = (zero.to(tl.float32) - float("inf"), zero, zero.to(tl.float32))
-    for part in tl.static_range(32 // BLOCK):
+    for part in tl.static_range(8):
         # Aligned 128 tokens, a part of these, and pairs of columns in every eight of the part.
-        block = ((v0 >> 7) + index // 4) * (128 // BLOCK) + part * 4 + index % 4
-        if SIZE <= 4:
-            # Always 0, too: a block waits for the one before, which bounds live registers.
-            zero |= (best[1] < 0).to(tl.int32)
-        words = block_words(block + zero, row, seed, offset, sample, SIZE)
-        for i in tl.static_range(BLOCK // SIZE):
-            # The first member is part * BLOCK + i * SIZE: an expression, as indices are constants.
-            own = ()
-            for j in tl.static_range(SIZE):
-                own = own + (y[part * BLOCK + i * SIZE + j],)  # noqa: RUF005
-            if SIZE == 1:
-                score = own[0] + temperature * gumbel(words[i])
-                found = (score, token_of_member(v0, index, part * BLOCK + i), own[0])
-            else:
-                m, sums = drawing_sums(own, temperature, inverse_temperature, GREEDY_ROWS)
-                rate = 1.0 / exponential(words[2 * i])
-                score, member, logit = group_draws(
-                    own, m, sums, rate, uniform(words[2 * i + 1]), temperature, GREEDY_ROWS
-                )
-                member += part * BLOCK + i * SIZE
-                found = (score, token_of_member(v0, index, member), logit)
-            best = better(best, found)
+        block = ((v0 >> 7) + index // 4) * 32 + part * 4 + index % 4
+        # Always 0, too: a block waits for the one before, which bounds live registers.
+        zero |= (best[1] < 0).to(tl.int32)
+        own = row * 0 + (block + zero) * 0
+        words = tl.philox(seed, block + zero, row + own, offset.to(tl.int32) + own, own + sample)
+        for i in tl.static_range(4):
+            logit = y[part * 4 + i]
+            score = logit + temperature * gumbel(words[i])
+            best = better(best, (score, token_of_member(v0, index, part * 4 + i), logit))
     return best
 
 

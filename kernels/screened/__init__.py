@@ -5,11 +5,11 @@ May import: the launch of truncated, the api of fused, launch, device, checks, n
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.kernels.screened import filters as filters
     from fsbench.kernels.screened import launch as launch
 else:
     # These need Triton, which a CPU does not.
-    __getattr__ = late(__name__, "filters", "launch")
+    __getattr__ = lazy_getattr(__name__, "filters", "launch")

@@ -64,7 +64,7 @@ def filter_leaders_kernel(
     leaders_ptr,  # [B, LEADERS] fp32, out: exact logits; -inf where there is none
     listed_ptr,  # [B] int32, out: 0, or LIST + 1 if the row is to be computed in full
     tokens_ptr,  # [B] int64, out: -1, as there is no draw from all tokens
-    valid_ptr,  # [B] bool, out: true; later launches store false for a row without a draw
+    valid_ptr,  # [B] bool, out: false; the launch that draws a row's token stores true
     V,
     D,
     stride,
@@ -89,9 +89,7 @@ def filter_leaders_kernel(
             tl.store(counters_ptr + CLAIMED, 0)
             tl.store(counters_ptr + ROUNDED, 0)
         tl.store(tokens_ptr + row, tl.full((), -1, tl.int64))
-        # A race of truncated.narrow stores a token alone: after a draw from all tokens its row is
-        # valid already.
-        tl.store(valid_ptr + row, True)
+        tl.store(valid_ptr + row, False)
         tl.store(listed_ptr + row, tl.where(k > 0, 0, LIST + 1))
     if k > 0:
         token, there = _leaders(

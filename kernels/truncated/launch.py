@@ -98,6 +98,8 @@ def launches_for(
 ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
+RACE = {"num_warps": 4, "maxnreg": 128}
+"""Four programs on each multiprocessor."""
 PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
@@ -264,6 +266,7 @@ def _launch_rows(
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
                 tokens_ptr=sample.tokens,
+                valid_ptr=sample.valid,
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
                 tops_ptr=tops,
@@ -302,7 +305,7 @@ def _launch_rows(
         masses_ptr=masses,
         launch=steps.searches + steps.cutoff,
         blocks=blocks,
-        num_warps=ROW_WARPS,
+        **RACE,
     )
 
 

@@ -72,6 +72,7 @@ def sampling_narrow_kernel(
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
+    valid_ptr,  # [B] bool, out
     launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
@@ -101,8 +102,8 @@ def sampling_narrow_kernel(
         elif tops_ptr is not None:
             last, again = test_planned(
                 logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
-                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
-                programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
+                row, share, programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
             if last & (again == 0):
                 set_mode(plan_ptr, DONE, launch + 1)
@@ -111,7 +112,7 @@ def sampling_narrow_kernel(
 @triton.jit
 def test_planned(
     logits_ptr, plan_ptr, numbers_ptr, tops_ptr, masses_ptr, seed_ptr, offset_ptr, tokens_ptr,
-    row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
+    valid_ptr, row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
     SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
 ):  # fmt: skip
     """test_or_race of a row with a plan. Pointers are the row's up to masses_ptr."""
@@ -120,7 +121,7 @@ def test_planned(
     )
     return test_or_race(
         logits_ptr, tops_ptr, masses_ptr, plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
-        tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
+        valid_ptr + row, tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
         tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset, number,
         share, programs, blocks, stride, RACE, LAST,
     )  # fmt: skip

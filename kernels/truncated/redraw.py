@@ -145,7 +145,8 @@ def test_or_race(
     masses_ptr,  # [blocks, 2] int64, scratch: see _store_masses
     best_ptr,  # int64, LOWEST_KEY between launches
     arrivals_ptr,  # an integer, 0 between launches
-    token_ptr,  # int64: the row's token; out: the winner of a race
+    token_ptr,  # int64: the row's token, -1 if it has none; out: the winner of a race
+    valid_ptr,  # bool, out: stored with the token
     low,  # `ordered`: nothing below is kept
     p,
     sharpness,
@@ -165,7 +166,8 @@ def test_or_race(
     share: of the row's programs, this one's number.
     """
     token = tl.load(token_ptr).to(tl.int32)
-    y = tl.load(logits_ptr + token)
+    # Without a token all tokens race, as if the last of the order had been drawn and cut off.
+    y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
     if RACE:
         first = tl.maximum(ordered_key(y, token) + 1, first_key(low))
         best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
@@ -188,6 +190,7 @@ def test_or_race(
         if RACE:
             winner = token_of_key(tl.atomic_xchg(best_ptr, LOWEST_KEY))
             tl.store(token_ptr, winner.to(tl.int64))
+            tl.store(valid_ptr, winner >= 0)
         else:
             # Of a token below `low` all the mass is before it.
             again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
@@ -198,6 +201,7 @@ def test_or_race(
                         offset, number, blocks, stride,
                     )  # fmt: skip
                     tl.store(token_ptr, token.to(tl.int64))
+                    tl.store(valid_ptr, token >= 0)
                 again = programs < 0
     return last, again
 
@@ -246,6 +250,7 @@ def sampling_redraw_kernel(
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64; out
+    valid_ptr,  # [B] bool, out
     turn,
     turns,
     B,
@@ -280,9 +285,9 @@ def sampling_redraw_kernel(
             last, again = test_or_race(
                 logits_ptr + row.to(tl.int64) * stride, largest_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, keys_ptr + row, arrivals_ptr + row,
-                tokens_ptr + row, tl.full((), LOWEST, tl.int32), mass_wanted(top_p),
-                inverse_temperature * LOG2_E, T, seed, offset, number, share, programs, blocks,
-                stride, RACE, LAST,
+                tokens_ptr + row, valid_ptr + row, tl.full((), LOWEST, tl.int32),
+                mass_wanted(top_p), inverse_temperature * LOG2_E, T, seed, offset, number, share,
+                programs, blocks, stride, RACE, LAST,
             )  # fmt: skip
         if last:  # of a race, for the next test: what is there already
             for later in tl.range(turn, turns):

@@ -113,8 +113,8 @@ def sampling_cutoff_kernel(
         elif tops_ptr is not None:
             test_planned(
                 logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
-                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
-                programs, blocks, stride, True, False, SEED_PER_ROW, OFFSET_PER_ROW,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
+                row, share, programs, blocks, stride, True, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
 
 
@@ -270,8 +270,8 @@ def sampling_race_kernel(
         elif tops_ptr is not None:
             test_planned(
                 logits_ptr, plan_ptr, numbers_ptr + row * NUMBERS, tops_ptr + row * blocks,
-                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
-                programs, blocks, stride, False, True, SEED_PER_ROW, OFFSET_PER_ROW,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
+                row, share, programs, blocks, stride, False, True, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def launch_redraws(
             seed_ptr=request.seed,
             offset_ptr=request.offset,
             tokens_ptr=sample.tokens,
+            valid_ptr=sample.valid,
             turn=turn,
             turns=turns,
             B=B,

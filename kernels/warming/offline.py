@@ -10,12 +10,16 @@ It replaces Triton's driver and some of torch.cuda, so it runs in processes of i
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -78,8 +82,9 @@ REQUESTS = ("plain", "rows", "greedy", "logprobs", "filters", "row-filters")
 T = 0; log-probabilities of such rows; top-k and top-p for all; filters of each row."""
 
 
-class Shape(NamedTuple):
-    """A kind of call on an LM head; dtype: bf16 or fp16."""
+@dataclass(frozen=True)
+class Shape:
+    """A kind of call on an LM head, which makes that call on zeros. dtype: bf16 or fp16."""
 
     request: str
     B: int
@@ -87,14 +92,42 @@ class Shape(NamedTuple):
     V: int
     dtype: str
 
+    def __str__(self) -> str:
+        return f"{self.request} B={self.B} D={self.D} V={self.V}"
+
+    def __call__(self) -> None:
+        request, B, D, V, dtype = self.request, self.B, self.D, self.V, self.dtype
+        zeros = partial(torch.zeros, device="cuda")
+        matrices = [zeros(size, D, dtype=DTYPES[dtype]) for size in (B, V)]
+        by_row = request in ("rows", "logprobs", "row-filters")
+        rows = B if by_row else 1
+        each: dict[str, Any] = {name: zeros(rows, dtype=torch.int64) for name in ("seed", "offset")}
+        if by_row:
+            each["temperature"] = zeros(B)
+        if request == "filters":
+            truncated_sample(*matrices, top_k=50, top_p=0.9, **each)
+        elif request == "row-filters":
+            each |= {name: zeros(B) for name in ("top_p", "min_p")}
+            truncated_sample(*matrices, top_k=zeros(B, dtype=torch.int32), **each)
+        elif request == "greedy":
+            api.flash_sample(*matrices, temperature=0.0, **each)
+        else:
+            api.flash_sample(*matrices, return_logprob=request == "logprobs", **each)
+
 
 class Compiled(NamedTuple):
-    """A kernel, the first shape that needs it, how long it took, whether it was in the cache."""
+    """A kernel that is compiled.
+
+    call: the first of the calls that launches it. number, total: of this kernel among all that are
+    known so far. cached: whether the kernel was in Triton's cache before.
+    """
 
     kernel: str
-    shape: Shape
+    call: int
     seconds: float
     cached: bool
+    number: int
+    total: int
 
 
 class Launch(NamedTuple):
@@ -123,30 +156,91 @@ class _Driver:
         return self._target
 
 
-_jobs: list[tuple[str, Shape, Callable[[], object]]] = []
-"""(kernel, shape, compile it): in every process the same, in the same order."""
+_Key = tuple[str, str]  # a kernel's module and name, and Triton's key of it
+_calls: Sequence[Callable[[], object]] = ()
+_launches: dict[_Key, Launch] = {}
+"""In a worker process: the calls, and a launch of each kernel that a call has shown."""
 
 
-def compiled(chip: Chip, shapes: Sequence[Shape], processes: int) -> Iterator[Compiled]:
-    """Compile what these calls launch on a GPU, in parallel; each kernel as soon as it is ready.
+def compiled(
+    chip: Chip, calls: Sequence[Callable[[], object]], processes: int, start: str = "spawn"
+) -> Iterator[Compiled]:
+    """Compile what these calls launch on a GPU, in parallel; yield each kernel when it is ready.
+
+    Kernels of earlier calls are compiled first.
+
+    Args:
+        calls: functions that pickle can carry to other processes; they allocate on `cuda`.
+        start: how processes start. "fork" imports nothing again, and is for a process without
+            threads and without CUDA.
 
     Raises:
         InvalidArgument: Triton interprets here.
-        RuntimeError: a kernel does not compile.
+        RuntimeError: a kernel does not compile, or a process died.
     """
     if triton.knobs.runtime.interpret:
         raise InvalidArgument("TRITON_INTERPRET: expected 0 or nothing, to compile; got 1")
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _collect, (chip, shapes)) as pool:
-        yield from pool.map(_compile, range(pool.submit(_count).result()))
+    context = multiprocessing.get_context(start)
+    arguments = (chip, list(calls))
+    with ProcessPoolExecutor(processes, context, _become_worker, arguments) as pool:
+        try:
+            yield from _by_pool(pool, len(calls), processes)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _count() -> int:
-    return len(_jobs)
+def _by_pool(pool: ProcessPoolExecutor, num_calls: int, ahead: int) -> Iterator[Compiled]:
+    """Have processes make the calls and compile their kernels; make `ahead` calls in advance."""
+    seen: set[_Key] = set()
+    jobs: deque[tuple[_Key, int, Future[tuple[float, bool]]]] = deque()
+    calls = [pool.submit(_launched_by, i) for i in range(min(ahead, num_calls))]
+    number = 0
+    for call in range(num_calls):
+        for key in calls[call].result():
+            if key not in seen:
+                seen.add(key)
+                jobs.append((key, call, pool.submit(_compile, call, key)))
+        if len(calls) < num_calls:
+            calls.append(pool.submit(_launched_by, len(calls)))
+        while jobs and (jobs[0][2].done() or call == num_calls - 1):
+            key, caller, job = jobs.popleft()
+            number += 1
+            yield Compiled(key[0].rpartition(".")[2], caller, *job.result(), number, len(seen))
 
 
-def _compile(number: int) -> Compiled:
-    kernel, shape, work = _jobs[number]
+def _become_worker(chip: Chip, calls: Sequence[Callable[[], object]]) -> None:
+    global _calls
+    use_cpu_guard()
+    triton.runtime.driver.set_active(_Driver(chip))
+    _calls = [partial(_recorded, chip, call) for call in calls]
+
+
+def _recorded(chip: Chip, call: Callable[[], object]) -> list[_Key]:
+    """Make a call without a GPU; return the kernels that it launches."""
+    with without_gpu(chip) as launches:
+        call()
+    keys = []
+    for launch in launches:
+        key = (f"{launch.kernel.__module__}.{launch.kernel.__name__}", launch.key)
+        _launches.setdefault(key, launch)
+        keys.append(key)
+    return list(dict.fromkeys(keys))
+
+
+def _launched_by(number: int) -> list[_Key]:
+    try:
+        found: Any = _calls[number]()
+    except Exception as error:
+        raise RuntimeError(f"call {number} of {len(_calls)}: {one_line(error)}") from None
+    return list(found)
+
+
+def _compile(number: int, key: _Key) -> tuple[float, bool]:
+    """Compile one kernel of a call; return how long it took, and whether the cache had it."""
+    if key not in _launches:  # another process has seen it
+        _launched_by(number)
+    launch = _launches[key]
     hits: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: object) -> None:
@@ -155,23 +249,22 @@ def _compile(number: int) -> Compiled:
     begin = time.perf_counter()
     with mock.patch.object(triton.knobs.compilation, "listener", listen):
         try:
-            work()
+            launch.compile()
         except Exception as error:
-            raise RuntimeError(f"{kernel} for {shape}: {one_line(error)}") from None
-    return Compiled(kernel, shape, time.perf_counter() - begin, all(hits))
+            raise RuntimeError(f"{key[0]}: {one_line(error)}") from None
+    launch.kernel.device_caches.clear()  # a later call would launch what is compiled
+    return time.perf_counter() - begin, all(hits)
 
 
-def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
-    """Become a process on a GPU that is not there, and note what the calls compile."""
-    known = set()
-    with without_gpu(chip) as launches:
-        for shape in shapes:
-            call(shape)
-            for launch in launches:
-                if launch[:2] not in known:
-                    known.add(launch[:2])
-                    _jobs.append((launch.kernel.__name__, shape, launch.compile))
-            launches.clear()
+def use_cpu_guard() -> None:
+    """Let torch index fake tensors of `cuda` in this process without a GPU and without a driver.
+
+    c10's table of device guards is indexed by DeviceType: 0 is the CPU, 1 is CUDA. CUDA's entry is
+    replaced, so nothing in this process can use a GPU afterwards.
+    """
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    guards[1] = guards[0]
 
 
 @contextmanager
@@ -211,24 +304,3 @@ def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
         FakeTensorMode(),
     ):
         yield launches
-
-
-def call(shape: Shape) -> None:
-    """What an engine calls, on zeros."""
-    request, B, D, V, dtype = shape
-    zeros = partial(torch.zeros, device="cuda")
-    matrices = [zeros(size, D, dtype=DTYPES[dtype]) for size in (B, V)]
-    by_row = request in ("rows", "logprobs", "row-filters")
-    rows = B if by_row else 1
-    each: dict[str, Any] = {name: zeros(rows, dtype=torch.int64) for name in ("seed", "offset")}
-    if by_row:
-        each["temperature"] = zeros(B)
-    if request == "filters":
-        truncated_sample(*matrices, top_k=50, top_p=0.9, **each)
-    elif request == "row-filters":
-        each |= {name: zeros(B) for name in ("top_p", "min_p")}
-        truncated_sample(*matrices, top_k=zeros(B, dtype=torch.int32), **each)
-    elif request == "greedy":
-        api.flash_sample(*matrices, temperature=0.0, **each)
-    else:
-        api.flash_sample(*matrices, return_logprob=request == "logprobs", **each)

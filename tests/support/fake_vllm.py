@@ -110,6 +110,17 @@ class StructuredOutputsWorker:
             logits[row, (allowed & 1) == 0] = -torch.inf
 
 
+class ModelConfig:
+    dtype, logprobs_mode = torch.bfloat16, "raw_logprobs"
+    hf_text_config = types.SimpleNamespace()
+
+    def get_vocab_size(self) -> int:
+        return V
+
+    def get_hidden_size(self) -> int:
+        return D
+
+
 @dataclass
 class GPUModelRunner:
     model: Any = field(default_factory=Model)
@@ -120,6 +131,7 @@ class GPUModelRunner:
     max_num_tokens: int = 64
     num_speculative_steps: int = 3
     model_memory_usage: int = 1000
+    model_config: Any = field(default_factory=ModelConfig)
     calls: list[Any] = field(default_factory=list)
     parallel_config: Any = field(
         default_factory=lambda: types.SimpleNamespace(tensor_parallel_size=1)

@@ -1,6 +1,6 @@
 """What public tests of other samplers expect, as facts: logits, filters, and which tokens are kept.
 
-Each case names its peer and the test it is from. Numbers alone are taken over. Left out is what
+Each case names its peer and the test it is from. Numbers alone are taken over. TimeLeft out is what
 cannot be asked here (tail-free, typical, eta and epsilon sampling, a least number of kept tokens)
 and what differs by choice: a token of logit -inf is never kept here, nor counted.
 """

@@ -97,7 +97,7 @@ def own_rows(weight: Tensor, rank: int, sizes: Sequence[int]) -> Tensor:
     return weight[first : first + sizes[rank]].clone()
 
 
-KINDS = ("plain", "everything", "greedy", "token noise", "groups of 8", "NaN")
+KINDS = ("plain", "everything", "greedy", "token noise", "NaN")
 
 
 def call_of(kind: str, B: int, V: int, device: str = "cpu") -> dict[str, object]:
@@ -121,7 +121,6 @@ def call_of(kind: str, B: int, V: int, device: str = "cpu") -> dict[str, object]
     more: dict[str, dict[str, object]] = {
         "greedy": {"temperature": 0.0},
         "token noise": {"noise": "token"},
-        "groups of 8": {"noise": "group8", "num_samples": 2},
     }
     if kind == "NaN":
         bias = torch.zeros(B, V, device=device)

@@ -1,4 +1,4 @@
-"""The figures of one configuration against B: times, speedups, roofs, kernels, other costs.
+"""Figures of one configuration against B: time, speedup, bandwidth, kernels, other costs.
 
 Input is a `tables.Configuration` (rows of results.csv), so a figure needs no GPU and no torch.
 """
@@ -43,19 +43,19 @@ def runtime(configuration: Configuration, styles: Styles) -> Figure:
 
 
 def speedups(configuration: Configuration) -> dict[str, dict[str, pd.DataFrame]]:
-    """Fused sampler, or score -> unfused one -> speedup over it by B; only what was measured."""
+    """Return {fused sampler: {unfused one: speedup over it by B}} of those measured in one run."""
     kind = Kind.SCORE if configuration.drawn is Kind.SCORE else Kind.EXACT
     unfused = configuration.providers(kind, fused=False)
-    found = {}
+    tables = {}
     for fused in configuration.providers(kind, fused=True):
         ratios = {other: configuration.ratio(other, fused) for other in unfused}
-        found[fused] = {other: ratio for other, ratio in ratios.items() if not ratio.empty}
-    return {fused: ratios for fused, ratios in found.items() if ratios}
+        tables[fused] = {other: ratio for other, ratio in ratios.items() if not ratio.empty}
+    return {fused: ratios for fused, ratios in tables.items() if ratios}
 
 
 @laid_out
 def speedup(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Paper Figure 2: one panel per fused sampler, one line per unfused exact one."""
+    """Draw the paper's Figure 2: a panel for each fused sampler, a line for each unfused one."""
     panels = speedups(configuration)
     if not panels:
         return None
@@ -82,41 +82,8 @@ def speedup(configuration: Configuration, styles: Styles) -> Figure | None:
 
 
 @laid_out
-def roofline(configuration: Configuration, styles: Styles) -> Figure:
-    """Paper Figure 6, left: FLOP/s of the matmul against the intensity of the fused step."""
-    figure, (axes,) = panel_row(configuration, ["Roofline"])
-    intensity = {
-        B: iomodel.arithmetic_intensity(configuration.problem(B)).fused
-        for B in sorted(configuration.measured.b.unique())
-    }
-    roofs = _roofs(configuration)
-
-    def points(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-        x, y = rows.b.map(intensity), rows.tflops
-        if roofs and (rows.kind == Kind.LOWER_BOUND).all():
-            # A bound that does no matmul, such as reading W, is faster than any matmul can be.
-            y = y.where(y <= x.map(roofs[0].tflops_at))
-        return x, y
-
-    draw_all(axes, configuration, styles, points)
-    span = [min(intensity.values()) / 1.5, max(intensity.values()) * 1.5]
-    for roof, style in zip(roofs, ROOFS, strict=False):
-        ridge = min(max(roof.tflops / roof.tb_per_s, span[0]), span[1])
-        x = [span[0], ridge, span[1]]
-        label = f"roof, {roof.source}:\n{roof.tb_per_s:g} TB/s, {roof.tflops:g} TFLOP/s"
-        axes.plot(x, [roof.tflops_at(point) for point in x], label=label, **style)
-    axes.set(xscale="log", yscale="log", xlim=span)
-    axes.set_xlabel("Arithmetic intensity of the fused step (FLOP/byte), log scale")
-    axes.set_ylabel("Matmul rate, 2BDV / median time (TFLOP/s), log scale")
-    plain_log_ticks(axes.xaxis)
-    plain_log_ticks(axes.yaxis)
-    legend(figure, axes)
-    return figure
-
-
-@laid_out
 def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
-    """Paper Figure 6, right: bytes no exact sampler can avoid, per second, against B."""
+    """Draw the paper's Figure 6, right: the bytes that a fused step must move, per second."""
     figure, (axes,) = panel_row(configuration, ["Bandwidth utilization"])
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
     roofs = _roofs(configuration)
@@ -135,7 +102,7 @@ def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
 
 @laid_out
 def breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Paper Figure 4 and Table 1: kernel time of sampling and of the matmul, and their share."""
+    """Draw the paper's Figure 4 and Table 1: kernel time of sampling and matmul, and its share."""
     if "matmul_us" not in configuration.rows:
         return None
     rows = configuration.rows
@@ -144,7 +111,7 @@ def breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
         return None
     titles = ["Sampling", "Matmul", "Share of sampling"]
     figure, (sampling, matmul, share) = panel_row(split, titles, sharey=False)
-    # A difference of two times of kernels may be 0 or less, which has no place on this axis.
+    # A difference of two kernel times can be 0 or less, which a logarithmic axis cannot show.
     draw_all(sampling, split, styles, lambda r: (r.b, r.sampling_us.where(r.sampling_us > 0)))
     draw_all(matmul, split, styles, lambda r: (r.b, r.matmul_us))
     draw_all(share, split, styles, lambda r: (r.b, 100 * _sampling_share(r)))
@@ -169,20 +136,19 @@ def _sampling_share(rows: pd.DataFrame) -> pd.Series:
 
 @laid_out
 def costs(configuration: Configuration, styles: Styles) -> Figure | None:
-    """What a sampler costs beside time: energy, memory, and the first call."""
+    """Draw what a sampler costs in addition to time: energy and memory."""
     panels = {
         "Energy": ("j_per_token", "Joules per step of B tokens, log scale"),
         "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden, log scale"),
-        "First call": ("first_call_s", _first_call_label(configuration)),
     }
-    known = {title: _known(configuration, column) for title, (column, _) in panels.items()}
-    if not any(known.values()):
+    parts = {title: _above_zero(configuration, column) for title, (column, _) in panels.items()}
+    if not any(parts.values()):
         return None
     figure, all_axes = panel_row(configuration, list(panels), sharey=False)
     for axes, (title, (column, label)) in zip(all_axes, panels.items(), strict=True):
         axes.set_ylabel(label)
         batch_axis(axes, configuration)
-        part = known[title]
+        part = parts[title]
         if part is None:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
             axes.set_yticks([])
@@ -201,15 +167,8 @@ def _cost(column: str, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return rows.b, cost / 1e6 if column == "peak_extra_bytes" else cost
 
 
-def _first_call_label(configuration: Configuration) -> str:
-    """That first calls are of a process whose compilers had caches on disk, if all are."""
-    warm = configuration.measured.get("warm", pd.Series(dtype=object)).fillna("")
-    caches = "\ncaches of the compilers warm" if len(warm) and (warm != "").all() else ""
-    return f"Build and first step (s), log scale{caches}"
-
-
-def _known(configuration: Configuration, column: str) -> Configuration | None:
-    """The rows in which a column has a number above 0; None if there are none."""
+def _above_zero(configuration: Configuration, column: str) -> Configuration | None:
+    """Return the rows in which a column has a number above 0, or None if there are none."""
     rows = configuration.rows
     if column not in rows:
         return None
@@ -219,7 +178,7 @@ def _known(configuration: Configuration, column: str) -> Configuration | None:
 
 @laid_out
 def logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Paper Table 9: what storing the logits adds, and the line that the I/O model predicts."""
+    """Draw the paper's Table 9: the time that storing the logits adds, and the I/O model's."""
     table = overhead(configuration)
     if table.empty:
         return None
@@ -240,6 +199,6 @@ def logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
 
 
 def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
-    """Datasheet roof, then the measured one; empty for a GPU whose peaks are unknown."""
+    """Return the datasheet's peaks, then the measured ones; none for an unknown GPU."""
     gpu = iomodel.find_gpu(configuration.rows.gpu.iloc[0])
     return [roof for roof in (gpu.datasheet, gpu.measured) if roof] if gpu else []

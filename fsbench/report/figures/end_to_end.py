@@ -81,8 +81,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         kind = "" if requests == "plain" else f", {requests}"
         upper.set_title(f"{model}, TP {tp}{kind}")
         upper.tick_params(labelbottom=False)
-        upper.margins(y=0.08)
-        upper.set_ylim(bottom=0)
+        upper.set_ylim(0, 1.08 * of_model.tpot_max_ms.max())  # no marker at the edge
     for upper, lower in panels[::across]:
         upper.set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
         lower.set_ylabel("Saved (%)\nbars: ± 1 standard deviation")

@@ -1,4 +1,4 @@
-"""What sampling with filters costs, as heat maps: filters against B, a panel per sampler."""
+"""Cost of sampling with filters, as heat maps: filters against B, a panel per sampler."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from fsbench.report.tables import (
     stems,
 )
 
-_COLUMNS = 6  # panels beside each other
+_COLUMNS = 6  # panels in a row
 
 
-def over_filters(found: list[Configuration]) -> dict[str, list[Configuration]]:
-    """Truncated configurations that differ in nothing but their filters, by a stem for a file."""
-    return stems([each for each in found if each.drawn is Kind.TRUNCATED], FILTERS)
+def over_filters(configurations: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Group truncated configurations that differ only in their filters, by a stem for a file."""
+    truncated = [each for each in configurations if each.drawn is Kind.TRUNCATED]
+    return stems(truncated, FILTERS)
 
 
 def cost_table(alike: list[Configuration]) -> pd.DataFrame:
-    """Time over that of the slowest lower bound, the matmul alone, in the same run.
+    """Divide times by that of the slowest lower bound, the matmul alone, of the same run.
 
     Returns:
         Columns provider, label, filters (in words), b, ratio; only what was measured, in the order
@@ -50,15 +51,40 @@ def cost_table(alike: list[Configuration]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["provider", "label", "filters", "b", "ratio"])
 
 
+MIN_P_CHANGES = 0.05
+"""Rows with min-p in addition to other filters are left out if they change no time by more."""
+
+
+def without_min_p(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Leave out the rows with min-p and another filter if min-p changes their time little.
+
+    Returns:
+        (the table, a note that says what was left out and by how much it differs, or '').
+    """
+    ratios = table.set_index(["provider", "filters", "b"]).ratio
+    changes, added = [], set()
+    for (provider, words, b), ratio in ratios.items():
+        others, separator, last = words.rpartition(", min-p ")
+        without = ratios.get((provider, others, b)) if separator and "," not in last else None
+        if without is not None:
+            changes.append(abs(ratio / without - 1))
+            added.add(words)
+    if not changes or max(changes) > MIN_P_CHANGES:
+        return table, ""
+    note = f"min-p in addition to top-k changes a time by at most {max(changes):.0%}: not shown"
+    return table[~table.filters.isin(added)], note
+
+
 @laid_out
 def draw(alike: list[Configuration]) -> Figure | None:
-    """The figure of configurations that differ in their filters; None without a lower bound.
+    """Draw configurations that differ in their filters; None without a lower bound.
 
-    A cell is the time of a step over that of the matmul alone: 1 is sampling for nothing.
+    A cell is the time of a step divided by that of the matmul alone: at 1, sampling is free.
     """
     table = cost_table(alike)
     if table.empty:
         return None
+    table, note = without_min_p(table)
     filters, batches = list(table.filters.unique()), sorted(table.b.unique())
     names = list(table.groupby("provider").ratio.median().sort_values().index)
     columns = min(_COLUMNS, len(names))
@@ -66,27 +92,28 @@ def draw(alike: list[Configuration]) -> Figure | None:
     size = (2.4 + (0.12 + 0.39 * len(batches)) * columns, (0.7 + 0.14 * len(filters)) * lines + 1.2)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
-    norm = LogNorm(min(1.0, table.ratio.min()), max(2.0, table.ratio.quantile(0.95)))
+    norm = LogNorm(min(1.0, table.ratio.min()), max(2.0, table.ratio.quantile(0.9)))
     for axes in panels.flat[len(names) :]:
         axes.set_visible(False)
     for axes, name in zip(panels.flat, names, strict=False):
-        own = table[table.provider == name]
-        cells = own.pivot(index="filters", columns="b", values="ratio")
+        rows = table[table.provider == name]
+        cells = rows.pivot(index="filters", columns="b", values="ratio")
         image = _heat(axes, cells.reindex(index=filters, columns=batches), norm)
-        axes.set_title(textwrap.fill(own.label.iloc[-1], 7 * len(batches)), fontsize=8)
+        axes.set_title(textwrap.fill(rows.label.iloc[-1], 7 * len(batches)), fontsize=8)
     for axes in panels[:, 0]:
         axes.set_yticks(range(len(filters)), filters, fontsize=8)
     figure.supxlabel("Batch size B (rows)", fontsize=9)
     bar = figure.colorbar(
         image, ax=panels, location="bottom", shrink=0.5, aspect=50, pad=0.01, extend="max"
     )
-    bar.set_label("time over that of the matmul alone, log scale", fontsize=8)
+    bar.set_label("time / time of the matmul alone, log scale", fontsize=8)
     plain_log_ticks(bar.ax.xaxis)
     row = alike[0].rows.iloc[0].copy()
     for name, off in FILTERS.items():
         row[name] = off
     words = f"{alike[0].title}; {conditions_in_words(row)}"
-    figure.suptitle(f"Time of a step over that of the matmul alone\n{words}", fontsize=9)
+    title = ["Time of a decode step / time of the matmul alone (lower is better)", words, note]
+    figure.suptitle("\n".join(filter(None, title)), fontsize=9)
     return figure
 
 
@@ -95,7 +122,7 @@ def _heat(axes: Axes, cells: pd.DataFrame, norm: LogNorm) -> AxesImage:
     for y, values in enumerate(cells.to_numpy()):
         for x, value in enumerate(values):
             if not math.isnan(value):
-                color = "white" if norm(value) > 0.55 else "black"
+                color = "white" if norm(value) > 0.45 else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
     axes.set_xticks(range(cells.shape[1]), [str(B) for B in cells.columns], fontsize=8)
     axes.tick_params(length=0)

@@ -1,121 +1,156 @@
-"""Time over the matmul alone against B, four lines with their names at them: README's figure."""
+"""Time divided by that of the matmul alone against B, a named line per group: README's figure."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 
 from fsbench.provider import Kind
 from fsbench.report import logits_store
 from fsbench.report.figures.parts import laid_out, log2_axis
+from fsbench.report.figures.style import headline_color, samplers
 from fsbench.report.tables import Configuration, stems
 
-_SCREENED, _FLASHINFER = "screened", "flashinfer"  # in the names of samplers
-_COLORS = {
-    "fused": "#D55E00",
-    "screened": "#009E73",
-    "stored": "#0072B2",
-    "flashinfer": "#882255",
-}  # of Okabe and Ito, and of Tol; safe for color-blind readers
 _WORDS = {
     "fused": "fused: {}",
     "screened": "fused: {}",
     "stored": "best that stores logits: {}",
     "flashinfer": "FlashInfer, the fastest at each B: {}",
+    "vllm": "vLLM's own sampler: {}",
 }
-_WIDE = ("fused", "screened")
+_EMPHASIZED = ("fused", "screened")
+
+Lines = dict[str, tuple[str, pd.Series]]
+"""Group -> (names of its samplers, time divided by that of the matmul by B)."""
 
 
-def over_logits(found: list[Configuration]) -> dict[str, list[Configuration]]:
-    """Unfiltered configurations that differ in the law of the logits alone, by a stem."""
-    return stems([each for each in found if each.drawn is Kind.EXACT], {"logits"})
+def over_logits(configurations: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Group unfiltered configurations that differ only in the distribution of the logits.
+
+    Eager steps are left out where steps were measured as graph replays.
+    """
+    unfiltered = [each for each in configurations if each.drawn is Kind.EXACT]
+    groups = stems(unfiltered, {"logits", "graph"})
+    replays = {
+        stem: [each for each in group if each.rows.graph.iloc[0]] for stem, group in groups.items()
+    }
+    return {stem: replays[stem] or group for stem, group in groups.items()}
 
 
 @laid_out
 def draw(alike: list[Configuration]) -> Figure | None:
-    """The figure; None unless a fused sampler and one that stores logits have a matmul beside."""
+    """Draw the figure; None unless one run has a fused sampler, one that stores, and the matmul."""
     lines = _lines(alike)
     if not {"fused", "stored"} <= set(lines):
         return None
-    return _drawn(lines, alike[0].title)
+    return _figure(lines, alike[0].title)
 
 
-def _lines(alike: list[Configuration]) -> dict[str, tuple[str, pd.Series]]:
-    """Return of each group (names, smallest median over that of the matmul in the same run, by B).
+def _group(name: str, fused: bool) -> str:
+    for word in ("flashinfer", "vllm"):
+        if name.startswith(word):
+            return word
+    if "screened" in name:
+        return "screened"
+    return "fused" if fused else "stored"
 
-    A line is the smallest of its group at each B; its name has every sampler that is the smallest
-    at some B. Of several runs it is of the one with the most B, then the least geometric mean.
+
+def _lines(alike: list[Configuration]) -> Lines:
+    """Return the line of each group: at each B the smallest ratio of its samplers.
+
+    Both times of a ratio are medians of one run. The name of a line has every sampler that is the
+    smallest at some B. If several configurations have a group, the one with the public call counts,
+    then the one with the most B, then the one with the smallest geometric mean.
     """
     _, with_store = logits_store.pair()
-    best: dict[str, tuple[tuple[int, float], str, pd.Series]] = {}
+    call = samplers()["public_call"]
+    best: dict[str, tuple[tuple[bool, int, float], str, pd.Series]] = {}
     for each in alike:
-        ratios: dict[str, dict[str, pd.Series]] = {}
+        groups: dict[str, dict[str, pd.Series]] = {}
         for fused in (True, False):
             for name in each.providers(Kind.EXACT, fused=fused):
                 ratio = _over_matmul(each, name)
-                if name == with_store or ratio.empty:
-                    continue
-                group = "screened" if _SCREENED in name else "fused" if fused else "stored"
-                group = "flashinfer" if name.startswith(_FLASHINFER) else group
-                ratios.setdefault(group, {})[each.label(name)] = ratio
-        for group, of in ratios.items():
-            frame = pd.DataFrame(of)
-            least = frame.min(axis=1)
-            rank = (-len(least), math.exp(least.map(math.log).mean()))
+                if name != with_store and not ratio.empty:
+                    groups.setdefault(_group(name, fused), {})[name] = ratio
+        for group, ratios in groups.items():
+            as_called = call in ratios
+            table = pd.DataFrame({call: ratios[call]} if as_called else ratios)
+            least = table.min(axis=1)
+            names = " or ".join(each.label(name) for name in table.idxmin(axis=1).unique())
+            rank = (not as_called, -len(least), math.exp(least.map(math.log).mean()))
             if group not in best or rank < best[group][0]:
-                best[group] = (rank, " or ".join(frame.idxmin(axis=1).unique()), least)
-    return {group: best[group][1:] for group in _COLORS if group in best}
+                best[group] = (rank, names, least)
+    return {group: best[group][1:] for group in _WORDS if group in best}
 
 
 def _over_matmul(each: Configuration, name: str) -> pd.Series:
-    """Over the tightest bound, by B: to read the weight is less than to multiply by it."""
+    """Divide by the tightest bound, by B: reading the weight takes less than multiplying by it."""
     ratios = [each.ratio(name, bound).value for bound in each.providers(Kind.LOWER_BOUND)]
     return min(ratios, key=lambda ratio: (-len(ratio), ratio.mean()), default=pd.Series())
 
 
-def _drawn(lines: dict[str, tuple[str, pd.Series]], title: str) -> Figure:
-    figure = Figure(figsize=(8.8, 4.2), layout="constrained")
+def finding(lines: Lines) -> str:
+    """Return the title: how much less time than the best alternative the fused sampler takes.
+
+    The alternative at each B is the fastest line that stores logits.
+    """
+    _, fused = lines["fused"]
+    stored = pd.DataFrame({group: lines[group][1] for group in lines if group not in _EMPHASIZED})
+    ratio = (fused / stored.min(axis=1)).dropna()
+    faster = ratio[ratio < 1]
+    low, high = (f"{100 * abs(1 - bound):.0f}" for bound in (ratio.max(), ratio.min()))
+    rival = "the best that stores logits"
+    if len(faster) == len(ratio):
+        return f"Fused sampling takes {low} to {high} % less time than {rival}"
+    if faster.empty:
+        return f"Fused sampling is slower than {rival} at every batch size"
+    points = f"{len(faster)} of {len(ratio)} batch sizes"
+    return f"Fused sampling beats {rival} at {points}, by up to {high} %"
+
+
+def _figure(lines: Lines, title: str) -> Figure:
+    figure = Figure(figsize=(8.8, 4.4), layout="constrained")
     axes = figure.subplots()
     batches = sorted({B for _, ratio in lines.values() for B in ratio.index})
     for group, (_, ratio) in lines.items():
-        width = 3.0 if group in _WIDE else 2.0
-        axes.plot(ratio.index, ratio, "o-", color=_COLORS[group], linewidth=width, markersize=5)
+        emphasized = group in _EMPHASIZED
+        axes.plot(
+            ratio.index,
+            ratio,
+            "o-",
+            color=headline_color(group),
+            linewidth=3.0 if emphasized else 1.6,
+            markersize=3 if len(ratio) > 20 else 5,
+            zorder=5 if emphasized else 4,
+        )
     axes.axhline(1, color="#444444", linewidth=1.2, linestyle="--", zorder=1)
     log2_axis(axes, batches, "Batch size B (rows), log scale")
     axes.set_xlim(batches[0] * 0.85, batches[-1] * 1.12)
     low = min(ratio.min() for _, ratio in lines.values())
     axes.set_ylim(bottom=min(1.0, low) - 0.12)
-    axes.set_ylabel("Time / time of the matmul alone", fontsize=10)
+    axes.set_ylabel("Time / time of the matmul alone\n(lower is better)", fontsize=10)
     axes.xaxis.label.set_fontsize(10)
     axes.tick_params(labelsize=10)
     axes.grid(False, axis="x")
-    title = f"Time over that of the matmul alone: {title}"
-    axes.set_title(title, fontsize=11, fontweight="bold")
+    figure.suptitle(finding(lines), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    axes.set_title(title, fontsize=10, color="#444444")
     _name_lines(figure, lines)
     return figure
 
 
-def _name_lines(figure: Figure, lines: dict[str, tuple[str, pd.Series]]) -> None:
-    """Write the name of each line at its left: below a fused one, above another.
+def _name_lines(figure: Figure, lines: Lines) -> None:
+    """Write the name of each line next to it, where it crosses neither a line nor a name.
 
-    A name is about as long as the first two thirds of a line, which it must not cross.
+    Fused samplers prefer the space below their line; the others stand above theirs.
     """
     axes = figure.axes[0]
-    for group, (label, ratio) in lines.items():
-        below = group in _WIDE
-        near = ratio.iloc[: max(1, 2 * len(ratio) // 3)]
-        axes.annotate(
-            _WORDS[group].format(label),
-            xy=(ratio.index[0], near.min() if below else near.max()),
-            xytext=(-3, -7 if below else 7),
-            textcoords="offset points",
-            va="top" if below else "bottom",
-            fontsize=10,
-            color=_COLORS[group],
-            fontweight="bold" if below else "normal",
-        )
     axes.annotate(
         "the matmul alone",
         xy=(1, 1),
@@ -126,3 +161,60 @@ def _name_lines(figure: Figure, lines: dict[str, tuple[str, pd.Series]]) -> None
         fontsize=10,
         color="#444444",
     )
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)  # places in pixels hold only in the final layout
+    occupied = np.concatenate([_dense(line) for line in axes.lines])
+    for group, (label, ratio) in lines.items():
+        emphasized = group in _EMPHASIZED
+        text = axes.annotate(
+            _WORDS[group].format(label),
+            xy=(ratio.index[0], ratio.iloc[0]),
+            xytext=(0, 0),
+            textcoords="offset points",
+            fontsize=10,
+            color=headline_color(group),
+            fontweight="bold" if emphasized else "normal",
+        )
+        best = None
+        distances = (-7, 7, -22) if emphasized else (7, 22, 37, 52)
+        for start, distance in product(range(len(ratio)), distances):
+            _place(axes, text, ratio.iloc[start:], distance)
+            covered = _covered(axes, text, occupied)
+            if best is None or covered < best[0]:
+                best = covered, start, distance
+        assert best is not None
+        _place(axes, text, ratio.iloc[best[1] :], best[2])
+        box = text.get_window_extent()
+        x, y = np.meshgrid(np.linspace(box.x0, box.x1, 100), np.linspace(box.y0, box.y1, 10))
+        occupied = np.concatenate([occupied, np.stack([x.ravel(), y.ravel()], axis=1)])
+
+
+def _place(axes: Axes, text: Annotation, ratio: pd.Series, distance: int) -> None:
+    """Write a name above a line from its first point on, or below it if the distance is negative.
+
+    The name stands clear of the part of the line that it is over or under.
+    """
+    text.set_position((-3, distance))
+    text.set_verticalalignment("top" if distance < 0 else "bottom")
+    text.xy = (ratio.index[0], ratio.iloc[0])
+    right = axes.transData.inverted().transform((text.get_window_extent().x1, 0))[0]
+    last = np.interp(math.log2(right), np.log2(ratio.index.to_numpy(dtype=float)), ratio)
+    near = [*ratio[ratio.index <= right], float(last)]
+    text.xy = (ratio.index[0], min(near) if distance < 0 else max(near))
+
+
+def _covered(axes: Axes, text: Annotation, occupied: np.ndarray) -> float:
+    """Return how many of these points (in pixels) a name covers; infinity outside of the axes."""
+    box, outer = text.get_window_extent(), axes.get_window_extent()
+    if box.x1 > outer.x1 or box.y0 < outer.y0 or box.y1 > outer.y1:
+        return math.inf
+    x, y = occupied.T
+    return float(((x >= box.x0) & (x <= box.x1) & (y >= box.y0) & (y <= box.y1)).sum())
+
+
+def _dense(line: Line2D) -> np.ndarray:
+    """Return points of a line in pixels, close enough that no word fits between two."""
+    points = line.get_transform().transform(line.get_xydata())
+    places = np.linspace(0, len(points) - 1, 40 * len(points))
+    known = np.arange(len(points))
+    return np.stack([np.interp(places, known, points[:, axis]) for axis in (0, 1)], axis=1)

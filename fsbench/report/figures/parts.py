@@ -1,4 +1,4 @@
-"""What all figures share: rows of panels, axes, the legend, the layout, and their files.
+"""Parts that all figures share: rows of panels, axes, the legend, the layout, and their files.
 
 Figures are matplotlib Figure objects without pyplot: no global state, no display.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
-"""What stands before a label; a matmul that stores logits bounds no fused sampler from below."""
+"""Text in front of a label; a matmul that stores logits bounds no fused sampler from below."""
 
 PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
@@ -128,8 +129,12 @@ def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[A
         figure = Figure(figsize=(8.1, 4.2), layout=layout)
         return figure, [figure.subplots()]
     rows = count // columns + 1
-    figure = Figure(figsize=(8.8, 4.0 * rows), layout=layout)
-    cells = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+    heights = [1.0] * rows
+    if count % columns == 0:
+        heights[-1] = 0.5  # only the legend is there
+    figure = Figure(figsize=(8.8, 4.0 * sum(heights)), layout=layout)
+    panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False, height_ratios=heights)
+    cells = list(panels.flat)
     for cell in cells[count:]:
         cell.set_axis_off()
     return figure, cells[:count]
@@ -156,7 +161,7 @@ def panel_row(
 
 
 def _runs_in_words(configuration: Configuration) -> str:
-    """How many runs the rows are of, and how far apart their times of one cell are; '' of one."""
+    """Return the number of runs and the largest difference of a cell between them; '' for one."""
     ok = configuration.rows[configuration.rows.status == "ok"]
     runs = ok.folder.nunique()
     if runs < 2:
@@ -174,14 +179,15 @@ def draw_all(
 ) -> None:
     """One line per provider: fused samplers first in the legend, those that draw nothing last."""
     measured = configuration.measured.sort_values("b")
-    order = {Kind.EXACT: 1, Kind.LOWER_BOUND: 3}
-    fused = configuration.providers(Kind.EXACT, fused=True)
+    order = {configuration.drawn: 1, Kind.LOWER_BOUND: 3}
+    fused = configuration.providers(configuration.drawn, fused=True)
     for provider in sorted(
         configuration.providers(),
         key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
     ):
         style = styles[provider]
-        label = NOTES.get(style.kind, f"{style.kind}: ") + configuration.label(provider)
+        note = "" if style.kind is configuration.drawn else f"{style.kind}: "
+        label = NOTES.get(style.kind, note) + configuration.label(provider)
         x, y = points(measured[measured.provider == provider])
         if style.kind is Kind.LOWER_BOUND and len(x) == 1:
             axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
@@ -205,7 +211,7 @@ def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
 
 
 def in_words(figure: Figure, words: str) -> None:
-    """What was measured, above all panels."""
+    """Write what was measured above all panels."""
     figure.suptitle(words, fontsize=8.5, color="#444444")
 
 
@@ -246,8 +252,11 @@ def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
     }
     lines = sum(1 + label.count("\n") for label in entries)
     empty = [axes for axes in figure.axes if not axes.axison]
-    rows = len({axes.get_position().y0 for axes in figure.axes}) if empty else 1
-    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.2 * lines)))
+    share = 1.0
+    if empty and (cell := empty[0].get_subplotspec()):
+        heights = np.asarray(cell.get_gridspec().get_height_ratios(), dtype=float)
+        share = float(heights[-1] / heights.sum())
+    figure.set_figheight(max(figure.get_figheight(), (0.6 + 0.2 * lines) / share))
     placed = (empty or panels[-1:])[0].legend(
         list(entries.values()),
         list(entries),

@@ -1,14 +1,16 @@
-"""How each provider is drawn, derived from its name and kind, so that a new one needs no entry.
+"""The look of each sampler, the same in every figure.
 
-A provider's slot in the palette of its family comes from a hash of its name; names that collide
-move on to the next free slot. So within one set of results no two lines look alike, every figure
-of the set draws a provider in the same way, and a provider mostly keeps its look across sets.
+A sampler that ships with fsbench has a fixed color and marker (samplers.toml). Another one takes a
+free slot in the palette of its family, found by a hash of its name, so no two lines look alike.
 """
 
 from __future__ import annotations
 
+import tomllib
 import zlib
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -16,11 +18,14 @@ from matplotlib.typing import RcKeyType
 
 from fsbench.provider import Kind
 
-# Warm colors for fused samplers, cool ones for the rest, grey for lower bounds.
-_FUSED = ("#d7301f", "#f28e2b", "#c2187a", "#7f0000", "#d9a400", "#b35900")
+# Warm colors for fused samplers and those of fsbench, cool ones for the others, gray for bounds.
+_FUSED = (
+    *("#d55e00", "#c2187a", "#f28e2b", "#009e73", "#b35900", "#a50f15", "#d9a400"),
+    *("#66c2a4", "#e7298a"),
+)
 _UNFUSED = (
-    *("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b"),
-    *("#a5a51f", "#14213d", "#7fd1ae", "#e7a6d0", "#5f7f8f"),
+    *("#0072b2", "#882255", "#cc6677", "#1f9ebf", "#8c564b", "#2ca02c", "#9467bd"),
+    *("#14213d", "#a5a51f", "#7fd1ae", "#e7a6d0", "#5f7f8f"),
 )
 _NOT_EXACT = ("#b08d57", "#6c8ea4", "#a67aa0", "#7a9a6b")
 _BOUND = ("#000000", "#6e6e6e", "#9a9a9a")
@@ -48,58 +53,79 @@ ROOFS: tuple[dict[str, Any], ...] = (
     {"color": "#444444", "linewidth": 1.0, "linestyle": "-"},
     {"color": "#444444", "linewidth": 1.0, "linestyle": "-."},
 )
-"""Look of a GPU's roofs: datasheet, measured."""
+"""Lines of a GPU's peaks: datasheet, measured."""
+
+
+@cache
+def samplers() -> dict[str, Any]:
+    """Return samplers.toml: how figures draw the samplers of fsbench."""
+    text = (resources.files(__package__) / "samplers.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 @dataclass(frozen=True)
 class Style:
-    """Look of one provider's line: keyword arguments of Axes.plot, for one or several points."""
+    """Look of a sampler's line. line: keyword arguments of Axes.plot."""
 
     kind: Kind
     line: dict[str, Any]
 
 
 def styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Style of every provider that was measured in these results rows."""
-    families: dict[tuple[Kind, bool], list[str]] = {}
+    """Return the style of every sampler that was measured in these rows of results."""
+    families: dict[tuple[str, ...], list[str]] = {}
+    kinds: dict[str, Kind] = {}
     for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
-        kind = Kind(row.kind)  # only exact samplers have other colors if they are fused
-        families.setdefault((kind, kind is Kind.EXACT and bool(row.fused)), []).append(row.provider)
+        kinds[row.provider] = Kind(row.kind)
+        ours = bool(row.fused) or row.provider.startswith(samplers()["ours"])
+        families.setdefault(_palette(kinds[row.provider], ours), []).append(row.provider)
     return {
-        name: Style(kind, _line(kind, fused, slot))
-        for (kind, fused), names in families.items()
-        for name, slot in _slots(names, len(_palette(kind, fused))).items()
+        name: Style(kinds[name], _line(kinds[name], palette, slot))
+        for palette, names in families.items()
+        for name, slot in _slots(names, len(palette)).items()
     }
 
 
-def _palette(kind: Kind, fused: bool) -> tuple[str, ...]:
+def headline_color(group: str) -> str:
+    """Return the color of a line of the headline figure, that of its sampler in other figures."""
+    emphasized = group in ("fused", "screened")
+    slot = samplers()["slots"][samplers()["headline"][group]]
+    return (_FUSED if emphasized else _UNFUSED)[slot]
+
+
+def _palette(kind: Kind, ours: bool) -> tuple[str, ...]:
     if kind is Kind.LOWER_BOUND:
         return _BOUND
-    if kind is not Kind.EXACT:
+    if kind is Kind.GREEDY:
         return _NOT_EXACT
-    return _FUSED if fused else _UNFUSED
+    return _FUSED if ours else _UNFUSED
 
 
 def _slots(names: list[str], size: int) -> dict[str, int]:
-    """A number per name, all different; below `size` as long as there is room, then above."""
-    taken: dict[str, int] = {}
-    for position, name in enumerate(sorted(names)):
-        lap = position // size * size  # slots below `lap` are all taken
-        slot = zlib.crc32(name.encode()) % size
-        while lap + slot in taken.values():
+    """Return a number for each name, all different; below `size` while there is room.
+
+    Names in samplers.toml come first. Of two with one number, the later in the alphabet moves on.
+    """
+    fixed: dict[str, int] = samplers()["slots"]
+    slots: dict[str, int] = {}
+    order = sorted(names, key=lambda name: (name not in fixed, name))
+    for position, name in enumerate(order):
+        lap = position // size * size  # slots below `lap` are all in use
+        slot = fixed.get(name, zlib.crc32(name.encode())) % size
+        while lap + slot in slots.values():
             slot = (slot + 1) % size
-        taken[name] = lap + slot
-    return taken
+        slots[name] = lap + slot
+    return slots
 
 
-def _line(kind: Kind, fused: bool, slot: int) -> dict[str, Any]:
-    palette = _palette(kind, fused)
+def _line(kind: Kind, palette: tuple[str, ...], slot: int) -> dict[str, Any]:
     lap, place = divmod(slot, len(palette))
-    color = palette[place]
+    shade = palette[place]
     if kind is Kind.LOWER_BOUND:
         dashes = _DASHES[(place + lap) % len(_DASHES)]
-        return {"color": color, "linestyle": (0, dashes), "linewidth": 1.2, "zorder": 2.0}
-    look = {"color": color, "marker": _MARKERS[(place + 5 * lap) % len(_MARKERS)]}
-    if kind is not Kind.EXACT:
+        return {"color": shade, "linestyle": (0, dashes), "linewidth": 1.2, "zorder": 2.0}
+    look = {"color": shade, "marker": _MARKERS[(place + 5 * lap) % len(_MARKERS)]}
+    if palette is _NOT_EXACT:
         return {**look, "linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white", "zorder": 3}
-    return {**look, "linewidth": 2.4 if fused else 1.3, "zorder": 5 if fused else 4}
+    fused = palette is _FUSED
+    return {**look, "linewidth": 2.8 if fused else 1.3, "zorder": 5 if fused else 4}

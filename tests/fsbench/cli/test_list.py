@@ -6,6 +6,7 @@ import json
 from dataclasses import fields
 
 import pytest
+from plug_in import plug_in
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -35,7 +36,7 @@ def no_gpu(monkeypatch):
 
 
 def _line(text: str, name: str) -> str:
-    """What stands beside a name, spaces collapsed."""
+    """Return the text after a name in its line, spaces collapsed."""
     (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
     return " ".join(line.split()[1:])
 
@@ -70,7 +71,7 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
 
 def test_memory_beside_the_weight_is_told(no_gpu):
     text = _list()
-    assert "Memory kept beside a weight of D = 4,096, V = 151,936, bf16:\n" in text
+    assert "Memory in addition to a weight of D = 4,096, V = 151,936, bf16:\n" in text
     assert "  +50% (0.62 GB)  flash_sampling_screened\n" in text
     assert ")  flash_sampling_token" not in text
     rows = {row["name"]: row for row in json.loads(_list("--json"))["providers"]}
@@ -87,6 +88,18 @@ def test_the_table_says_where_each_runs_or_why_not(no_gpu):
     for name in [*discover(), *models(), *PRESETS, *iomodel.gpus()]:
         assert name in text
     assert "GPUs here: none" in text
+
+
+def test_each_sampler_has_its_legend_and_a_description_within_80_columns(no_gpu, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(plug_in())
+    text = _list("--provider-path", path)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    for entry in discover().values():
+        assert f"{entry.provider.label}: {entry.description()}" in words
+        assert len(entry.description()) > 20
+    assert "mine: A sampler that is not shipped." in words
 
 
 def test_with_a_gpu(monkeypatch):
@@ -131,7 +144,7 @@ def test_the_matrix_says_what_each_claims(no_gpu, columns):
 
 
 def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
-    unnamed = {"devices", "dtypes"}  # in columns of their own
+    unnamed = {"devices", "dtypes"}  # in other columns
     unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
     unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
     assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed

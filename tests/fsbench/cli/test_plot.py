@@ -13,7 +13,7 @@ from fsbench.records.summary import export_csv
 from fsbench.report.figures.style import SETTINGS
 
 PROVIDERS = {"fast": ("exact", True), "slow": ("exact", False), "floor": ("lower_bound", False)}
-FIGURES = ("bandwidth", "headline", "roofline", "runtime", "speedup")
+FIGURES = ("bandwidth", "headline", "runtime", "speedup")
 
 
 def _cell(provider, b, gpu="NVIDIA H200", **changes):
@@ -51,11 +51,11 @@ def _names(folder):
 
 def test_one_figure_only(tmp_path):
     _results(tmp_path / "a")
-    _plot(tmp_path / "a", "--out", tmp_path / "figures", "--figure", "roofline, runtime")
-    names = ["roofline_h200_d64_v1000.png", "runtime_h200_d64_v1000.png"]
+    _plot(tmp_path / "a", "--out", tmp_path / "figures", "--figure", "bandwidth, runtime")
+    names = ["bandwidth_h200_d64_v1000.png", "runtime_h200_d64_v1000.png"]
     assert _names(tmp_path / "figures") == names
-    with pytest.raises(InvalidArgument, match=r"--figure: expected one of .*; got 'rooflime'"):
-        _plot(tmp_path / "a", "--figure", "rooflime")
+    with pytest.raises(InvalidArgument, match=r"--figure: expected one of .*; got 'runtme'"):
+        _plot(tmp_path / "a", "--figure", "runtme")
 
 
 def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
@@ -67,6 +67,11 @@ def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
     wrote = [line for line in result.stdout.splitlines() if line.startswith("wrote")]
     assert sorted(wrote) == [f"wrote {out / name}" for name in names]
     assert result.stdout.endswith(f"\n{len(names)} figures in {out}\n")
+    again = _plot(tmp_path / "a", "--out", out, "--figure", "runtime")
+    assert f"kept {out / 'runtime_h200_d64_v1000.png'}\n" in again.stdout
+    (out / "runtime_h200_d64_v1000.png").write_bytes(b"another")
+    again = _plot(tmp_path / "a", "--out", out, "--figure", "runtime")
+    assert f"replaced {out / 'runtime_h200_d64_v1000.png'}\n" in again.stdout
     assert "no " not in result.stdout  # figures that do not apply are nothing to read of
     named = "breakdown,costs,scaling,runtime"
     result = _plot(tmp_path / "a", "--figure", named)
@@ -91,7 +96,7 @@ def test_a_killed_run_without_csv_is_read_and_left_alone_and_a_missing_figure_is
     tmp_path,
 ):
     _results(tmp_path / "a", providers=("slow", "floor"), export=False)
-    named = "runtime,speedup,roofline"
+    named = "runtime,speedup,bandwidth"
     result = _plot(tmp_path / "a", "--out", tmp_path / "out", "--figure", named)
     assert "no speedup figure for h200_d64_v1000: no fused and unfused" in result.stdout
     assert len(_names(tmp_path / "out")) == 2

@@ -20,8 +20,8 @@ def test_filters_are_a_grid_and_columns_of_the_results(fsbench, tmp_path):
     code, out, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
     assert code == 0, err
     table = pd.read_csv(tmp_path / "here" / "results.csv")
-    found = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
-    assert found == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
+    result = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
+    assert result == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
     assert "top-k 5, top-p 0.5, mixed rows" in out
 
 
@@ -63,8 +63,8 @@ def test_scores_refuse_what_has_no_meaning_for_them(fsbench, tmp_path):
         (["--temperature", "0"], "does not take temperature 0 (greedy)"),
     ):
         fsbench("run", *TINY, "--provider", "score_chunked", *options, "--batch", "3", "--out", "x")
-        (said,) = pd.read_csv(tmp_path / "x" / "results.csv").reason
-        assert said == reason
+        (output,) = pd.read_csv(tmp_path / "x" / "results.csv").reason
+        assert output == reason
         shutil.rmtree(tmp_path / "x")
 
 
@@ -122,7 +122,8 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     assert environment["options"]["seed"] == 3
     assert "Median time, us: CPU, D = 16, V = 50" in out
     assert "Matmul only (lower bound)" in out
-    assert out.rstrip().endswith("Wrote here/results.csv and 3 tables beside it.")
+    assert "Wrote here/results.csv and 3 tables next to it.\n" in out
+    assert " ".join(out.split()).endswith("(B = 1 to 3).")
 
 
 def test_breakdown_is_printed_and_says_what_it_cannot_class(fsbench, tmp_path):
@@ -230,8 +231,10 @@ def test_a_broken_plug_in_is_a_row_and_the_others_are_measured(fsbench, plugin, 
     assert set(table.loc["broken", "reason"]) == {"RuntimeError: no luck"}
     assert set(table.loc["greedy", "status"]) == {"ok"}
     assert "broken: unavailable (all 2 cells): RuntimeError: no luck" in out
-    # Alone, it leaves nothing measured.
-    assert fsbench("run", *TINY, *broken, "--out", "y")[0] == 3
+    # Alone, it leaves no folder.
+    code, _, err = fsbench("run", *TINY, *broken, "--out", "y")
+    assert (code, (tmp_path / "y").exists()) == (4, False)
+    assert err.startswith("error: no sampler can run here: broken: RuntimeError: no luck")
 
 
 def test_the_summary_fits_80_columns_and_does_not_mix_conditions(fsbench, tmp_path):
@@ -244,13 +247,23 @@ def test_the_summary_fits_80_columns_and_does_not_mix_conditions(fsbench, tmp_pa
 
 
 def test_energy_is_printed_by_sampler_and_batch(capsys):
-    from fsbench.cli.reporting import print_energy
+    from fsbench.cli.run_output import print_energy
 
     row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
-    how = dict(tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold")
+    conditions = dict(
+        tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"
+    )
     time = dict(status="ok", median_us=1.0, ci_lo_us=1.0, ci_hi_us=1.0, idle_w=88.4)
     table = [
-        {**row, **how, **time, "provider": name, "label": name, "b": b, "j_per_token": joules}
+        {
+            **row,
+            **conditions,
+            **time,
+            "provider": name,
+            "label": name,
+            "b": b,
+            "j_per_token": joules,
+        }
         for name, b, joules in (("a", 1, 0.21), ("a", 2, 0.1), ("b", 1, 0.3), ("c", 1, None))
     ]
     print_energy(pd.DataFrame(table))

@@ -1,4 +1,4 @@
-"""What `fsbench run` refuses: exit codes, and one line that names the mistake; its help."""
+"""Mistakes that `fsbench run` refuses: exit codes, and one line that names the mistake."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tiny_run import TINY
 
 from fsbench import cli
+from fsbench.machine import hardware
 from fsbench.records.store import read_records
 
 
@@ -41,8 +42,8 @@ def test_a_weight_too_large_for_memory_is_oom_and_exits_3(fsbench, tmp_path):
 
 
 MISTAKES = {
-    "--provider multinomal": "provider: expected one of ...; did you mean 'multinomial'?",
-    "--model qwen3_8b": "model: expected one of ...; did you mean 'qwen3-8b'?",
+    "--provider multinomal": "--provider: expected a name ...; did you mean 'multinomial'?",
+    "--model qwen3_8b": "--model: expected a name ...; did you mean 'qwen3-8b'?",
     "--preset papper": "--preset: expected one of ...; did you mean 'paper'?",
     "--d 64": "--v: expected together with --d; got only --d",
     "--v 64": "--d: expected together with --v; got only --v",
@@ -57,14 +58,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("arguments", MISTAKES)
 def test_a_mistake_is_one_line_and_exit_code_2(fsbench, tmp_path, arguments):
-    given = arguments.split(" ")
-    device = [] if "--device" in given else ["--device", "cpu"]
-    code, out, err = fsbench("run", *device, *given)
+    words = arguments.split(" ")
+    device = [] if "--device" in words else ["--device", "cpu"]
+    code, out, err = fsbench("run", *device, *words)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    start, *rest = MISTAKES[arguments].split("...")
+    start, *parts = MISTAKES[arguments].split("...")
     assert line.startswith(f"error: {start}")
-    assert all(part in line for part in rest)
+    assert all(part in line for part in parts)
     assert list(tmp_path.iterdir()) == []  # nothing half-written
 
 
@@ -73,13 +74,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(fsbench, tmp_path, arguments):
     [
         ("--device cpu --timer cupti", "timer cupti: needs a CUDA device, got device cpu; use cpu"),
         ("--device cpu --timer events", "timer events: needs a CUDA device, got device cpu"),
-        ("--device cuda", "--device cuda: torch sees no CUDA device; `fsbench doctor` says why"),
+        ("--device cuda", "--device cuda: NVML sees no GPU; `fsbench doctor` says why"),
     ],
 )
 def test_a_missing_device_or_timer_exits_4(fsbench, tmp_path, monkeypatch, arguments, line):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(hardware, "gpus", lambda: [])
+    monkeypatch.setattr(hardware, "nvml_problem", lambda: None)
     code, out, err = fsbench("run", "--preset", "smoke", *arguments.split())
     assert (code, out) == (4, "")
     assert err.startswith(f"error: {line}") and len(err.splitlines()) == 1
@@ -91,8 +91,10 @@ def test_a_gpu_that_is_not_there_exits_4_before_any_is_measured(fsbench, tmp_pat
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    code, _, err = fsbench("run", "--gpu", "0,7")
-    assert (code, err) == (4, "error: --gpu: expected indices below 2; got 7\n")
+    gpu = hardware.Gpu(0, "NVIDIA H200", "GPU-0", 2**37, "580", (9, 0))
+    monkeypatch.setattr(hardware, "gpus", lambda: [gpu])
+    code, _, err = fsbench("run", "--gpu", "0,7", "--timer", "fake")
+    assert code == 4 and err.endswith("error: --gpu: expected indices below 2; got 7\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,3 +139,22 @@ def test_python_m_fsbench(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "problems x" in done.stdout
+
+
+def test_a_sampler_that_cannot_run_here_leaves_no_folder(fsbench, tmp_path):
+    code, out, err = fsbench("run", "--device", "cpu", "--provider", "flash_sampling")
+    assert (code, out) == (4, "")
+    assert err.startswith("error: no sampler can run here: flash_sampling: runs on cuda only")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--model", "qwen3-9b"], ["--provider", "multinomal"]])
+def test_an_unknown_name_is_refused_before_torch_is_imported(tmp_path, arguments):
+    code = "from fsbench.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    start = f"import sys; sys.argv = ['fsbench', 'run', *{arguments}]\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", start], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "did you mean" in done.stderr and "`fsbench list`" in done.stderr
+    assert len(done.stderr) < 160

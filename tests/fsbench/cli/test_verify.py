@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from fsbench import cli
 from fsbench.machine.packages import package_version
+from fsbench.records.lines import read_lines
 
 
 @pytest.fixture
@@ -83,6 +85,23 @@ def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
     assert fsbench(*TWO, "--output", path)[0] == 0
     lines = path.read_text().splitlines()
     assert lines[: len(whole)] == whole and len(lines) > len(whole) + 2
+
+
+def test_a_full_disk_is_one_line_and_the_record_can_be_continued(fsbench, tmp_path):
+    """A limit on the size of files stands for the disk: a write that crosses it is cut short."""
+    path = tmp_path / "verify.jsonl"
+    fsbench(*TWO[:2], "--tier", "gate", "--output", path)
+    size = path.stat().st_size
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({2 * size - 60},) * 2)"
+    code = f"{limit}\nfrom fsbench.cli import main\nmain()"
+    arguments = ["verify", *TWO[:2], "--tier", "gate", "--output", str(path)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: cannot write {path}: File too large"
+    assert size < path.stat().st_size <= 2 * size and path.read_bytes().endswith(b"\n")
+    assert fsbench(path)[0] == 0
+    assert fsbench(*TWO[:2], "--tier", "gate", "--output", path)[0] == 0
+    assert len(list(read_lines(path))) == len(path.read_text().splitlines()) > 8
 
 
 @pytest.mark.parametrize("command", ["verify", "audit"])

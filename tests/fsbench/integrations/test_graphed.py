@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsbench.integrations.draw import DrawResult, LogprobRequest, Rows, Told
-from fsbench.integrations.graphed import Graph, GraphedDraw, GraphKind, sizes_up_to
+from fsbench.integrations.graphed import DrawKind, Graph, GraphedDraw, sizes_up_to
 from fsbench.integrations.routing import Need
 
 V, D, ROWS = 100, 8, 20
@@ -21,13 +21,13 @@ class Fake:
     able = Need.FILTER
 
     def __init__(self, bytes_each: int = 0, fails: Exception | None = None):
-        self.captured: list[tuple[GraphKind, int]] = []
+        self.captured: list[tuple[DrawKind, int]] = []
         self.eager = 0
         self._bytes, self._fails, self._capturing = bytes_each, fails, False
 
     def __call__(self, rows: Rows) -> DrawResult:
         if self._capturing:
-            kind = GraphKind(rows.filters is not None, rows.asked, rows.screened)
+            kind = DrawKind(rows.filters is not None, rows.asked, rows.screened)
             self.captured.append((kind, len(rows.hidden)))
             self.seen = rows
         else:
@@ -88,13 +88,13 @@ def test_every_batch_has_a_graph_that_is_not_much_larger(largest):
 def test_one_kind_is_made_at_once_and_others_when_they_are_used():
     fake = Fake()
     draw = graphed(fake)
-    draw.capture_all(GraphKind())
-    assert fake.captured == [(GraphKind(), B) for B in (20, 16, 8, 4, 2, 1)]
+    draw.capture_all(DrawKind())
+    assert fake.captured == [(DrawKind(), B) for B in (20, 16, 8, 4, 2, 1)]
     draw(rows(3))
     draw(rows(5, **filtered(5)))
     draw(rows(6, **filtered(6)))
     draw(rows(6, asked=LogprobRequest(2)))
-    assert fake.captured[6:] == [(GraphKind(True), 8), (GraphKind(False, LogprobRequest(2)), 8)]
+    assert fake.captured[6:] == [(DrawKind(True), 8), (DrawKind(False, LogprobRequest(2)), 8)]
     assert fake.eager == 0 and draw.able is Fake.able
 
 
@@ -120,7 +120,7 @@ def test_which_kernels_draw_filters_is_part_of_the_kind():
     for screened in (True, False, True):
         given = rows(3, **filtered(3), screened=screened)
         assert torch.equal(draw(given).tokens, Fake()(given).tokens)
-    assert fake.captured == [(GraphKind(True, None, True), 4), (GraphKind(True), 4)]
+    assert fake.captured == [(DrawKind(True, None, True), 4), (DrawKind(True), 4)]
     # What draws is decided for the rows of the graph: 9 are filled up to 16.
     asked = [(8, 64), (8, 65), (9, 5), (ROWS + 5, 5)]
     assert [draw.screens(B, k) for B, k in asked] == [True, False, False, False]
@@ -151,7 +151,7 @@ def test_what_has_no_graph():
 def test_where_ranks_make_graphs_together_none_is_made_later():
     fake = Fake()
     draw = graphed(fake, lazily=False)
-    draw.capture_all(GraphKind())
+    draw.capture_all(DrawKind())
     draw(rows(3, asked=LogprobRequest()))
     assert fake.eager == 1 and len(fake.captured) == 6
 

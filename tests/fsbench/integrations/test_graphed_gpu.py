@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fsbench.integrations.draw import Head, LogprobRequest, Rows, make_draw
-from fsbench.integrations.graphed import GraphedDraw, GraphKind
+from fsbench.integrations.draw_kinds import DrawKind
+from fsbench.integrations.graphed import GraphedDraw
 from fsbench.kernels import flash_sample
 
 pytestmark = [
@@ -23,11 +24,11 @@ def draws(request):
     draw = make_draw(request.param, Head(weight, V))
     like = torch.empty(1, D, dtype=torch.bfloat16, device="cuda")
     graphed = GraphedDraw(draw, ROWS, like, V)
-    graphed.capture_all(GraphKind())
+    graphed.capture_all(DrawKind())
     return draw, graphed
 
 
-def inputs(B: int, step: int, kind: GraphKind = GraphKind()) -> Rows:  # noqa: B008
+def inputs(B: int, step: int, kind: DrawKind = DrawKind()) -> Rows:  # noqa: B008
     generator = torch.Generator("cuda").manual_seed(1000 * B + step)
     hidden = torch.randn(B, D, device="cuda", generator=generator).bfloat16()
     temperature = torch.rand(B, device="cuda", generator=generator) * (torch.arange(B) % 3).cuda()
@@ -46,10 +47,10 @@ def inputs(B: int, step: int, kind: GraphKind = GraphKind()) -> Rows:  # noqa: B
 
 
 KINDS = [
-    GraphKind(),
-    GraphKind(filters=True),
-    GraphKind(filters=True, screened=True),
-    *(GraphKind(filters, LogprobRequest(top, raw)) for filters in (False, True) for top in (0, 20)
+    DrawKind(),
+    DrawKind(filters=True),
+    DrawKind(filters=True, screened=True),
+    *(DrawKind(filters, LogprobRequest(top, raw)) for filters in (False, True) for top in (0, 20)
       for raw in (False, True)),
 ]  # fmt: skip
 
@@ -70,7 +71,7 @@ def test_graphs_follow_a_weight_that_is_written_to():
     weight = torch.randn(V, D, device="cuda").bfloat16() / 16
     draw = make_draw("screened", Head(weight, V))
     graphed = GraphedDraw(draw, 4, torch.empty(1, D, dtype=torch.bfloat16, device="cuda"), V)
-    graphed.capture_all(GraphKind())
+    graphed.capture_all(DrawKind())
     for step in range(3):
         weight.normal_(0, 1 / 16)
         draw.refresh()
@@ -94,7 +95,7 @@ def test_what_changes_from_step_to_step_is_read_again(draws):
     for other in (
         rows._replace(temperature=rows.temperature + 1),
         rows._replace(seed=rows.seed + 1),
-        inputs(5, 0, GraphKind(filters=True)),
+        inputs(5, 0, DrawKind(filters=True)),
         rows,
     ):
         assert torch.equal(graphed(other).tokens, draw(other).tokens)

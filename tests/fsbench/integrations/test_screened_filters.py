@@ -167,18 +167,3 @@ def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
     assert len(filter_screens) == 3  # the capture, and two replays
     # Lists have room for all tokens here, so a row may have all of them on its list, too.
     assert all(len(each) == 4 and min(each) > 0 and max(each) < V // 4 for each in found), found
-
-
-def test_both_ways_are_compiled_at_the_start(load):
-    """One of each graph's batch size, as the third launch is compiled for powers of two."""
-    runner = load("screened", model=Model(dtype=torch.float16))
-    sampling = runner._fsbench.sampling
-    sampling.draw = recording = Recording(sampling.draw, real=False)
-    runner._dummy_sampler_run(torch.randn(33, D).half())
-    drawn = [
-        (len(rows.hidden), rows.screened)
-        for rows in recording.rows
-        if rows.filters is not None and rows.bias is None
-    ]
-    plain = [(B, False) for B in (1, 16, 32)]
-    assert drawn == [*plain, *((B, True) for B in (1, 2, 4, 8, 16, 24, 32))]

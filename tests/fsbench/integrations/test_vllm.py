@@ -15,10 +15,10 @@ from fake_vllm import LMHead, Model, install
 from fake_vllm_states import D, params
 from torch.profiler import profile
 from tree import ROOT
-from vllm_play import Play, Recording
+from vllm_play import Play
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import entry, vllm_head
+from fsbench.integrations import entry, vllm_head, vllm_runner
 from fsbench.integrations import vllm as plugin
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
@@ -259,7 +259,7 @@ def copied(monkeypatch: Any) -> None:
         head = vllm_head.Head(weight, found.head.vocab_size)
         return found._replace(head=head, copied=weight.nbytes)
 
-    monkeypatch.setattr(plugin, "find_head", copying)
+    monkeypatch.setattr(vllm_runner, "find_head", copying)
 
 
 def test_copies_are_counted_as_the_models_memory(monkeypatch, load):
@@ -325,21 +325,6 @@ def test_weights_that_become_unfit_are_left_to_vllm(load):
     runner.model.lm_head.bias = torch.ones(704)
     runner.model.load_weights([])
     assert not served(runner)
-
-
-def test_the_draw_is_compiled_and_captured_before_memory_is_measured(load):
-    runner = load()
-    sampling = runner._fsbench.sampling
-    sampling.draw = recording = Recording(sampling.draw)
-    hidden = torch.randn(17, D).bfloat16()
-    runner._dummy_sampler_run(hidden)
-    assert "_dummy_sampler_run" in runner.calls
-    drawn = [
-        (len(rows.hidden), rows.bias is not None, rows.filters is not None)
-        for rows in recording.rows
-    ]
-    assert drawn == [(17, False, False), (1, False, True), (16, False, True), (17, True, True)]
-    assert sampling.draw is recording  # there are no graphs on a CPU
 
 
 def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):

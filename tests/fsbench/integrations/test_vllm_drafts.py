@@ -265,6 +265,6 @@ def test_rows_of_drafts_are_warmed_up_too(speculating):
     sampling = runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw)
     runner._dummy_sampler_run(torch.randn(2, D).bfloat16())
-    assert {len(rows.hidden) for rows in recording.rows} == {1, 8}
+    assert {len(rows.hidden) for rows in recording.rows} == {1, 2, 3, 5, 8}
     runner._dummy_sampler_run(torch.randn(3, D).bfloat16())
-    assert {len(rows.hidden) for rows in recording.rows} == {1, 8, 9}
+    assert {len(rows.hidden) for rows in recording.rows} == {1, 2, 3, 5, 8, 9}

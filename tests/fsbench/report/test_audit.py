@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_finding_has_the_command_that_repeats_it():
         *("--temperature", "1", "--temperature", "0.6", "--check", "fit of seeds"),
     ]
     assert finding.seen == "G = 9; total variation < 0.12" and finding.seconds == 1.5
+
+
+def test_a_name_is_quoted_in_commands_and_ends_no_cell_of_the_table():
+    name = "a|b `c` <d>; rm x"
+    samplers, _ = audited([SETTING, presented(name), check(passed=False, sampler=name)])
+    (finding,) = samplers[0].findings
+    assert shlex.split(finding.command)[:4] == ["fsbench", "verify", "--provider", name]
+    *_, row = markdown(samplers, {}).splitlines()
+    assert len(re.split(r"(?<!\\)\|", row)) == 2 + 8 and "<d>" not in row
+    assert row.startswith(r"| a\|b \`c\` &lt;d>; rm x |")
 
 
 def test_two_versions_are_two_rows_and_the_last_verdict_counts():

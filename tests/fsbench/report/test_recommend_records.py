@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 from tree import H200, RESULTS, ROOT
 
-from fsbench.cli.reading import by_time
+from fsbench.cli.result_frames import by_time
 from fsbench.provider import Kind
 from fsbench.records.summary import read_csv
 from fsbench.report.figures import winners
@@ -28,10 +28,10 @@ def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
     """On all recorded cells: the figure's own runs agree with all runs, to a point of a percent."""
     (line,) = re.findall(r"call RUNS,(.*)\) --figure winner", (ROOT / "Makefile").read_text())
     names = "|".join(line.split())
-    own = recorded[recorded.folder.str.contains(rf"/{gpu}/(?:{names})-2\d+$")]
+    shown = recorded[recorded.folder.str.contains(rf"/{gpu}/(?:{names})-2\d+$")]
     every = {_key(each): each for each in configurations(recorded)}
-    looks, cells = styles(own), 0
-    for alike in families(configurations(own)).values():
+    looks, cells = styles(shown), 0
+    for alike in families(configurations(shown)).values():
         alike = [each for each in alike if each.drawn is Kind.EXACT]
         if (figure := winners.draw(alike, looks)) is None:
             continue
@@ -40,15 +40,19 @@ def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
         heads = sorted(alike, key=lambda each: tuple(each.rows[["d", "v"]].iloc[0]))
         whole = [every[_key(head)] for head in heads]
         found = [
-            {advised.b: advised for advised in recommend(each, each.providers(Kind.EXACT))}
+            {
+                advised.b: advised
+                for advised in recommend(each, each.providers(Kind.EXACT), forced=winners.FORCED)
+            }
             for each in whole
         ]
         for text, patch in zip(axes.texts, axes.patches, strict=True):
             x, y = text.get_position()
             advised = found[y][batches[x]]
             assert abs(float(text.get_text().rstrip("%*")) / 100 - advised.saves) < 0.0151
-            same = {advised.best, *advised.ties}
-            assert to_hex(patch.get_facecolor()) in {to_hex(looks[n].line["color"]) for n in same}
+            fused = advised.best in whole[y].providers(Kind.EXACT, fused=True)
+            color = winners.FUSED if fused else winners.STORED
+            assert to_hex(patch.get_facecolor()) in {color, winners.NOISE}
             cells += 1
     assert cells > 40
 

@@ -96,7 +96,7 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
 
 
 @pytest.mark.parametrize("dtype", [INT8, E4M3], ids=str)
-@pytest.mark.parametrize("noise", ["group", "token", "group4"])
+@pytest.mark.parametrize("noise", ["group", "token"])
 def test_draws_are_those_of_the_heads_own_logits(dtype, noise):
     """Scales that round: the law is that of scale[v] (hidden . q[v]), rounded once."""
     hidden, weight = problem(4, 150, 40, torch.float16)

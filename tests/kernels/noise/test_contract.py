@@ -1,4 +1,4 @@
-"""Shared device code, in the interpreter: the fp32 Gumbel map, packed candidates."""
+"""The noise contract: the fp32 Gumbel map, packed candidates, and the two forms of the noise."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from flash_sample_cases import NOISE, SEED, counter, problem
+from scipy.stats import chisquare
 
+from fsbench import reference
 from fsbench.discover import discover
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels import flash_sample
 from fsbench.kernels.flash_sampling import PROVIDER
 from fsbench.kernels.noise import keys
 from fsbench.verify.check import Setting
@@ -58,3 +63,33 @@ def test_keys_order_scores_first_then_lower_tokens():
     assert ordered[0] > keys.LOWEST_KEY.value
     expected = [-1, *tokens[1:-1], -1]  # infinite scores are no draw
     assert back[: len(scores)].tolist() == expected
+
+
+def test_no_two_forms_share_random_bits():
+    noise = (1024, SEED, counter(3), torch.zeros(1).long())
+    token, (gumbel, _) = reference.token_noise(*noise), reference.group_noise(*noise)
+    assert len(torch.unique(gumbel)) == gumbel.numel() and len(torch.unique(token)) == token.numel()
+    assert not torch.isin(token, gumbel).any()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_the_distribution_is_softmax(noise):
+    B, V, T = 40_000, 40, 0.7
+    logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(4))
+    logits[::9] = -torch.inf
+    tokens = reference.expect(logits.expand(B, V), SEED, counter(1), T, noise).tokens
+    expected = (logits / T).double().softmax(0) * B
+    often = expected > 20
+    seen = torch.bincount(tokens, minlength=V)
+    assert not seen[expected == 0].any()
+    parts = [torch.cat([x[often], x[~often].sum()[None]]).numpy() for x in (seen, expected)]
+    assert chisquare(*parts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("noise", ["group4", "group8", "group16", "group32", "gumbel", None])
+def test_other_forms_are_refused(noise):
+    hidden, weight = problem(2, 64, 16)
+    with pytest.raises((InvalidArgument, InvalidType), match="noise: expected "):
+        flash_sample(hidden, weight, seed=SEED, noise=noise)
+    with pytest.raises(InvalidArgument, match="noise: expected token or group; got"):
+        reference.expect(hidden, SEED, counter(0), noise=noise)

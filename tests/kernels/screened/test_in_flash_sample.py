@@ -108,7 +108,7 @@ def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, screened_draw
     assert not screened_draws
 
 
-@pytest.mark.parametrize("noise", ["group", "group4", "none", 3])
+@pytest.mark.parametrize("noise", ["group", "group8", "none", 3])
 @pytest.mark.parametrize("call", [flash_sample, screened_sample, truncated_sample, describe])
 def test_other_noise_than_that_of_tokens_is_refused(call, noise):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)

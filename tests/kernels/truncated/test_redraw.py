@@ -41,7 +41,7 @@ def test_tokens_are_those_that_a_cutoff_keeps(law):
         {"temperature": torch.tensor([0.0, 0.5, 2.0, 1.0])},
         full({"noise": "token"}),
         full({"seed": counter(3, 4, 5, 6), "offset": counter(9)}),
-        full({"offset": counter(3, 4, 5, 6), "noise": "group4"}),
+        full({"offset": counter(3, 4, 5, 6), "noise": "token"}),
     ],
     ids=str,
 )

@@ -20,7 +20,7 @@ from fsbench.report.tables import configurations, speedup_table
 BATCHES = (1, 2, 4)
 PARTS = ("matmul_us", "sampling_us", "other_us")
 
-OF_ONE = ("runtime", "speedup", "roofline", "bandwidth", "breakdown", "costs", "logits_store")
+OF_ONE = ("runtime", "speedup", "bandwidth", "breakdown", "costs", "logits_store")
 
 
 def _row(provider, b, median, **changes):
@@ -30,14 +30,12 @@ def _row(provider, b, median, **changes):
         **dict(gb_per_s=work.fused_bytes / median / 1e3, tflops=work.flops / median / 1e6),
         **dict(matmul_us=0.9 * median, sampling_us=0.06 * median, other_us=0.04 * median),
         **dict(split_by="matmul" if changes.get("fused") else "names"),
-        **dict(j_per_token=0.2, peak_extra_bytes=3_000_000 * b, first_call_s=2.0),
+        **dict(j_per_token=0.2, peak_extra_bytes=3_000_000 * b),
         **changes,
     }
 
 
 def _rows(**changes):
-    # 260 us is hardly above the time to read W at the datasheet rate, so the bound's "matmul rate"
-    # would be above the compute roof at large B.
     batches = changes.pop("batches", BATCHES)
     return [
         *(_row("fast", b, 300.0, fused=True, **changes) for b in batches),
@@ -141,30 +139,8 @@ def test_no_speedup_figure_without_both_sides(gone):
     assert _draw("runtime", rows) is not None
 
 
-def test_roofline_draws_both_roofs_by_name(figures):
-    (axes,) = figures["roofline"].axes
-    lines = _lines(axes)
-    datasheet = lines["roof, datasheet:\n4.8 TB/s, 989 TFLOP/s"]
-    lines["roof, measured 2026-11-23:\n4.7 TB/s, 801 TFLOP/s"]
-    for x, y in zip(datasheet.get_xdata(), datasheet.get_ydata(), strict=True):
-        assert y == pytest.approx(min(989, 4.8 * x))
-    fast = lines["Label of fast"]
-    assert list(fast.get_xdata()) == pytest.approx([1, 2, 4], rel=1e-3)
-    assert list(fast.get_ydata()) == pytest.approx([4.149 * B for B in BATCHES], rel=1e-3)
-
-
-def test_roofline_hides_a_bound_that_does_no_matmul_only_where_it_is_above_the_roof():
-    (axes,) = _draw("roofline", _rows(batches=(1, 64, 1024))).axes
-    lines = _lines(axes)
-    shown = list(pd.notna(lines["no sampling: Label of floor"].get_ydata()))
-    assert shown == [True, True, False]
-    assert pd.notna(lines["Label of fast"].get_ydata()).all()  # a contender is never hidden
-
-
 @pytest.mark.parametrize("changes", [{"gpu": "", "device": "cpu"}, {"gpu": "NVIDIA X"}])
-def test_unknown_gpu_has_no_roof(changes):
-    (roofline,) = _draw("roofline", _rows(**changes)).axes
-    assert not [label for label in _lines(roofline) if "roof" in label]
+def test_unknown_gpu_has_no_peak(changes):
     (bandwidth,) = _draw("bandwidth", _rows(**changes)).axes
     assert not [label for label in _lines(bandwidth) if "peak" in label]
     assert bandwidth.child_axes == []
@@ -206,11 +182,23 @@ def test_styles_differ_within_results_and_do_not_depend_on_order():
     assert looks == styles(pd.DataFrame(rows[::-1]))
     for (one, a), (other, b) in itertools.combinations(looks.items(), 2):
         assert _look(a) != _look(b), (one, other)
-    assert len({looks[f"exactFalse{i}"].line["color"] for i in range(14)}) == 10
+    assert len({looks[f"exactFalse{i}"].line["color"] for i in range(14)}) == 12
     assert all(("marker" in each.line) == (each.kind != "lower_bound") for each in looks.values())
     assert looks["exactTrue0"].line["linewidth"] > 1.5 * looks["exactFalse0"].line["linewidth"]
     rows.append(_row("absent", 1, 1.0, kind=None, status="unavailable"))
     assert "absent" not in styles(pd.DataFrame(rows)), "it never ran, and needs none"
+
+
+def test_a_sampler_of_fsbench_has_one_color_in_all_figures_and_ours_are_emphasized():
+    names = ("flash_sampling_auto", "gumbel_argmax", "vllm_gumbel")
+    alone = [_row(name, 1, 1.0, fused=name.startswith("flash")) for name in names]
+    among = [*alone, *(_row(f"other{i}", 1, 1.0, fused=i % 2 > 0) for i in range(20))]
+    one, other = (styles(pd.DataFrame(rows)) for rows in (alone, among))
+    assert all(one[name] == other[name] for name in names)
+    filtered = [{**row, "kind": "truncated", "fused": False} for row in alone]
+    looks = styles(pd.DataFrame(filtered))
+    assert looks["flash_sampling_auto"].line == one["flash_sampling_auto"].line
+    assert looks["flash_sampling_auto"].line["linewidth"] > looks["vllm_gumbel"].line["linewidth"]
 
 
 @pytest.mark.parametrize("name", OF_ONE)
@@ -245,27 +233,15 @@ def test_breakdown_needs_a_sampler_whose_parts_are_known():
     assert [_draw("breakdown", rows) for rows in (columns, without, floor)] == [None] * 3
 
 
-def test_costs_are_energy_memory_and_first_call():
-    energy, memory, first = _panels(_draw("costs", _rows()))
+def test_costs_are_energy_and_memory_and_one_that_was_not_measured_is_named():
+    energy, memory = _panels(_draw("costs", _rows()))
     assert list(_lines(energy)["Label of slow"].get_ydata()) == pytest.approx([0.2, 0.4, 0.8])
     assert list(_lines(memory)["Label of slow"].get_ydata()) == [3.0, 6.0, 12.0]
-    assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
     assert memory.get_ylabel() == "MB beyond weight and hidden, log scale"
-    assert first.get_ylabel() == "Build and first step (s), log scale"
-    *_, first = _panels(_draw("costs", _rows(warm="triton|inductor")))
-    assert first.get_ylabel().endswith("caches of the compilers warm")
-    some = [{**row, "warm": "process" if row["b"] > 1 else None} for row in _rows()]
-    assert "warm" not in _draw("costs", some).axes[2].get_ylabel()
-
-
-def test_a_cost_that_was_not_measured_is_said_to_be():
-    old = [{k: v for k, v in row.items() if k != "first_call_s"} for row in _rows(j_per_token=None)]
-    energy, memory, first = _panels(_draw("costs", old))
-    assert [text.get_text() for text in first.texts] == ["not measured"]
-    assert "not measured" in [text.get_text() for text in energy.texts]
+    energy, memory = _panels(_draw("costs", _rows(j_per_token=None)))
+    assert [text.get_text() for text in energy.texts][-1] == "not measured"
     assert "Label of slow" in _lines(memory)
-    nothing = dict(j_per_token=None, peak_extra_bytes=None, first_call_s=None)
-    assert _draw("costs", _rows(**nothing)) is None
+    assert _draw("costs", _rows(j_per_token=None, peak_extra_bytes=None)) is None
 
 
 def test_a_long_name_in_the_title_takes_no_room_from_the_panels(figures):

@@ -1,0 +1,61 @@
+"""Results folders as one table, for the commands that read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+import fsbench
+from fsbench.errors import ResultsError
+from fsbench.records import summary
+from fsbench.records.disk import refusals
+from fsbench.records.store import POINTS, read_environment, read_records, results_folders
+from fsbench.report.tables import normalized
+
+
+def run_folders(paths: list[Path]) -> list[Path]:
+    """The results folders at and below these paths, each once, in the order given."""
+    return list(dict.fromkeys(folder.resolve() for folder in results_folders(paths)))
+
+
+def shipped() -> Path:
+    """The records that come with fsbench: in a checkout, those of its results folder."""
+    return Path(fsbench.__file__).parent / "results"
+
+
+def by_time(paths: list[Path]) -> list[Path]:
+    """The results folders at and below these paths, the earliest run first."""
+    return sorted(run_folders(paths), key=lambda folder: str(read_environment(folder).get("utc")))
+
+
+def read_results(paths: list[Path]) -> pd.DataFrame:
+    """Return the rows of all runs (run_folders), derived from their raw samples.
+
+    results.csv is read only if a folder lacks points.jsonl.
+    """
+    return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
+
+
+def _rows(folder: Path) -> pd.DataFrame:
+    if (folder / "env.json").exists():
+        read_environment(folder)  # a damaged one says nothing of where the rest is from
+    with refusals("read", folder):
+        derived = (folder / POINTS).exists()
+    if not derived:
+        return summary.read_csv([folder])
+    return summary.frame(read_records(folder)).assign(folder=str(folder))
+
+
+def measured_results(paths: list[Path]) -> pd.DataFrame:
+    """Return read_results; at least one cell must be measured.
+
+    Raises:
+        ResultsError: no cell was measured (the message counts statuses), or columns are missing.
+    """
+    frame = read_results(paths)
+    counts = normalized(frame)["status"].value_counts() if len(frame) else {}
+    if not counts.get("ok"):
+        got = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell"
+        raise ResultsError(f"results: expected at least one cell with status ok; got {got}")
+    return frame

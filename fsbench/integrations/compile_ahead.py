@@ -1,0 +1,268 @@
+"""Compile what an engine will launch in other processes, while the engine loads its model.
+
+`CompileAhead` starts `python -m fsbench.integrations.compile_ahead`, which compiles one kind of
+draws after the other on all cores and fills Triton's cache on disk. The engine waits for a kind
+before it draws it, and then loads the kernels from the cache. `fsbench warm --request vllm`
+compiles the same. Nothing here uses the GPU: kernels are compiled for fake tensors
+(kernels.warming.offline).
+
+The processes never stop an engine. If they fail, the engine compiles in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+import triton
+
+from fsbench.errors import one_line
+from fsbench.integrations.draw import OWN, SCREENED, FlashSampleDraw, Head
+from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
+from fsbench.integrations.routing import WHOLE_ABLE
+from fsbench.kernels.warming.offline import DTYPES, Chip, compiled
+
+ROOM_BYTES = 256 << 20
+"""Free space that Triton's cache needs for all kernels of an engine."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""dtype of an LM head -> its name in EngineSpec."""
+PADDING = 64
+"""vLLM pads an LM head to a multiple of so many rows."""
+_LOG = logging.getLogger("vllm.fsbench")
+_MODULE = "fsbench.integrations.compile_ahead"
+_MOST_PROCESSES = 16
+_POLL_S = 0.5
+
+
+class EngineSpec(NamedTuple):
+    """What decides the kernels of an engine.
+
+    sampler: flash_sample or screened. V: tokens of the vocabulary. rows: of the LM head, padding
+    included. dtype: bf16 or fp16. max_rows: the largest batch. raw: as `served_kinds` takes it.
+    """
+
+    sampler: str
+    V: int
+    rows: int
+    D: int
+    dtype: str
+    soft_cap: float | None
+    max_rows: int
+    raw: bool = True
+
+    @classmethod
+    def of_head(cls, sampler: str, head: Head, max_rows: int, raw: bool) -> EngineSpec | None:
+        """Return the spec of a head that is loaded, or None where nothing is compiled ahead."""
+        weight, names = head.weight, DTYPE_NAMES
+        if sampler not in OWN or not isinstance(weight, torch.Tensor) or weight.dtype not in names:
+            return None
+        rows, D = weight.shape
+        dtype = names[weight.dtype]
+        return cls(sampler, head.vocab_size, rows, D, dtype, head.soft_cap, max_rows, raw)
+
+    def kinds(self) -> list[DrawKind]:
+        """Return the kinds of draws that this engine serves, the most common first."""
+        return served_kinds(WHOLE_ABLE, self.raw, self.sampler == SCREENED)
+
+
+@dataclass(frozen=True)
+class KindCall:
+    """A function that draws rows of one kind at all batch sizes, on an LM head of zeros."""
+
+    spec: EngineSpec
+    kind: DrawKind
+
+    def __str__(self) -> str:
+        words = [name for name, value in self.kind._asdict().items() if value] or ["plain"]
+        return f"{self.spec.sampler} {'+'.join(words)} D={self.spec.D} V={self.spec.V}"
+
+    def __call__(self) -> None:
+        spec, dtype = self.spec, DTYPES[self.spec.dtype]
+        weight = torch.zeros(spec.rows, spec.D, dtype=dtype, device="cuda")
+        screened = spec.sampler == SCREENED
+        draw = FlashSampleDraw(Head(weight, spec.V, spec.soft_cap), screened=screened)
+        hidden = torch.zeros(spec.max_rows, spec.D, dtype=dtype, device="cuda")
+        warm(draw, self.kind, hidden, spec.V)
+
+
+def engine_calls(spec: EngineSpec) -> list[KindCall]:
+    """Return a call for each kind of draws of an engine."""
+    return [KindCall(spec, kind) for kind in spec.kinds()]
+
+
+class CompileAhead:
+    """Processes that compile an engine's kernels, and what they have compiled so far.
+
+    Args:
+        chip: the GPU to compile for; None is the current one.
+        command: what to start in place of this module.
+
+    Attributes:
+        failure: why the processes ended early, in a line, or ''.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        chip: Chip | None = None,
+        command: Sequence[str] = (sys.executable, "-m", _MODULE),
+    ):
+        self.spec, self.failure = spec, ""
+        self._ready: set[DrawKind] = set()
+        self._ended = False
+        self._changed = threading.Condition()
+        request = {"spec": spec, "chip": chip or Chip.here(), "parent": os.getpid()}
+        # Neither the GPU nor the interpreter of a test is anything to these processes.
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
+        self._process = subprocess.Popen(
+            [*command, json.dumps(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,  # so that a signal reaches compilers, too
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is that of its group, too."""
+        return self._process.pid
+
+    def is_ready(self, kind: DrawKind) -> bool:
+        """Return whether all kernels of a kind are in Triton's cache on disk."""
+        return kind in self._ready
+
+    def wait(self, kinds: Sequence[DrawKind], seconds: float | None = None) -> bool:
+        """Wait until these kinds are compiled or the processes have ended; return whether they are.
+
+        seconds: how long at most, or None for as long as the processes work.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._ready.issuperset(kinds), seconds)
+        return self._ready.issuperset(kinds)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the processes still work."""
+        return not self._ended
+
+    def stop(self) -> None:
+        """End the processes."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _listen(self) -> None:
+        """Read a line for each kind that is compiled, until the processes end."""
+        output, errors = self._process.stdout, self._process.stderr
+        assert output is not None and errors is not None
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.extend(errors), daemon=True)
+        reader.start()
+        kinds = self.spec.kinds()
+        for line in output:
+            with self._changed:
+                self._ready.add(kinds[int(line)])
+                self._changed.notify_all()
+        code = self._process.wait()
+        reader.join()
+        with self._changed:
+            if code:
+                last = one_line(said[-1]) if said else f"exit code {code}"
+                self.failure = last or f"exit code {code}"
+            self._ended = True
+            self._changed.notify_all()
+
+
+def ensure_cache() -> None:
+    """Have Triton compile into a temporary folder if its cache cannot be written or is full."""
+    reason = unusable(Path(triton.knobs.cache.dir))
+    if not reason:
+        return
+    for parent in (tempfile.gettempdir(), "/dev/shm"):
+        if not unusable(Path(parent)):
+            folder = tempfile.TemporaryDirectory(prefix="fsbench-triton-", dir=parent)
+            _LOG.warning(
+                "fsbench: Triton's cache %s: %s; kernels are compiled into %s for this run only",
+                triton.knobs.cache.dir,
+                reason,
+                folder.name,
+            )
+            os.environ["TRITON_CACHE_DIR"] = folder.name
+            _temporary.append(folder)
+            return
+    _LOG.warning("fsbench: Triton's cache %s: %s", triton.knobs.cache.dir, reason)
+
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+def unusable(folder: Path) -> str:
+    """Return why kernels cannot be written to a folder, or ''."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"{error.strerror or error}"
+    if free < ROOM_BYTES:
+        return f"{free >> 20} MiB free, {ROOM_BYTES >> 20} MiB expected"
+    return ""
+
+
+def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
+    """Compile an engine's kernels; write the number of each kind whose kernels are all compiled."""
+    calls, finished = engine_calls(spec), 0
+    for each in compiled(chip, calls, processes, "fork"):
+        # Kernels come in the order of the calls that need them first.
+        for number in range(finished, each.call):
+            print(number, file=output, flush=True)
+        finished = max(finished, each.call)
+    for number in range(finished, len(calls)):
+        print(number, file=output, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and its children when the parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Compile for the engine that has started this process."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    spec, chip = EngineSpec(*request["spec"]), Chip(*request["chip"])
+    os.nice(10)  # the engine loads at the same time
+    processes = max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    watch = threading.Thread(target=_end_with, args=(request["parent"],), daemon=True)
+    watch.start()
+    try:
+        compile_kinds(spec, chip, processes, channel)
+    except Exception as error:
+        sys.exit(one_line(error))
+
+
+if __name__ == "__main__":
+    main()

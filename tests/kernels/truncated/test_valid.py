@@ -1,0 +1,55 @@
+"""Whoever stores a row's token stores whether the row has one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flash_sample_cases import SEED, normal_logits
+
+from fsbench import reference
+from fsbench.kernels.device.stored_logits import StoredLogits, largest_of_groups, stride_for
+from fsbench.kernels.launch.request import Filters, checked_request
+from fsbench.kernels.launch.result import TruncatedSample
+from fsbench.kernels.truncated.launch import finish
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("before", [-torch.inf, 1e30, torch.nan])
+@pytest.mark.parametrize(
+    "filters", [{"top_p": [0.9, 0.85]}, {"top_p": [0.9, 0.3], "top_k": [0, 3]}]
+)
+def test_rows_without_a_draw_from_all_tokens(filters, before, valid):
+    """The screened head leaves such rows; `valid` and the memory before the logits are poisoned."""
+    B, V = 2, 5003
+    stride = stride_for(V)
+    memory = torch.full((stride + B * stride,), before)
+    logits = memory[stride:].view(B, stride)
+    logits[:] = -torch.inf
+    logits[:, :V] = normal_logits(B, V)
+    given = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    given |= {
+        n: torch.tensor(x, dtype=torch.int32 if n == "top_k" else torch.float32)
+        for n, x in filters.items()
+    }
+    request = checked_request(
+        torch.zeros(B, 16),
+        torch.zeros(V, 16),
+        seed=SEED,
+        offset=None,
+        temperature=1.0,
+        soft_cap=None,
+        bias=None,
+        mask=None,
+        vocab_size=V,
+        noise="token",
+    )
+    tokens = torch.full((B,), -1, dtype=torch.int64)
+    sample = TruncatedSample(tokens, torch.full((B,), valid))
+    finish(request, StoredLogits(logits, largest_of_groups(logits)), Filters(**given), None, sample)
+    y = logits[:, :V]
+    kept = reference.truncate(y, 1.0, **given)
+    expected = reference.expect(y, SEED, request.steps(), 1.0, "token", truncation=kept)
+    assert sample.tokens.tolist() == expected.tokens.tolist()
+    assert sample.valid.tolist() == [True, True]
