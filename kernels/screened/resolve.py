@@ -84,7 +84,7 @@ def resolve_kernel(
     SLICE: tl.constexpr,
     UNIT: tl.constexpr,  # see portable.screen_kernel
     EVEN: tl.constexpr,  # D is a multiple of 256
-    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact_logits
     BY_WARPS: tl.constexpr,  # AT_ONCE is eight for each warp; see screened.exact_logits
 ):
     if UNIT < 16:
