@@ -11,6 +11,9 @@ from itertools import product
 from fsbench.kernels.configs.options import check_options
 from fsbench.kernels.configs.portable import bucket
 
+LARGEST_CODE = 127
+LARGEST_D = 131_072
+"""Sums of D products of two bytes are below 2^31: 127 * 128 * 131,072 < 2^31."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
 
 
@@ -135,7 +138,7 @@ class ResolveConfig:
     block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
     num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
     by_warps: on Hopper, where TMA could load the weight and D is a multiple of 256, every warp has
-        eight of the tokens in place of at_once (screened.chain).
+        eight of the tokens in place of at_once (screened.exact_logits).
     """
 
     at_once: int
@@ -186,3 +189,8 @@ def hopper_space(B: int) -> list[HopperScreenConfig]:
             if stages >= 2:
                 found.append(HopperScreenConfig(block_b, split, block_v, block_d, stages))
     return found
+
+
+def extra_bytes(V: int, D: int) -> int:
+    """Return the bytes of the int8 copy of a weight [V, D], with its bounds."""
+    return V * (D + 12)

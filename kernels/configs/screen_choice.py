@@ -59,7 +59,7 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
 FILTERED_ROWS = 32
 """Rows up to which filters are from the screen: at 64 the weight wins."""
 FILTERED_K = 64
-"""The largest k of it; see screened.filtered.candidates."""
+"""The largest k of it; see screened.filter_kernels."""
 
 
 def worth_filtering(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsbench.kernels.configs.screen import LARGEST_D, extra_bytes
 from fsbench.kernels.providing.launches import WorkspaceLaunch, matrix, vocab_shard
-from fsbench.kernels.screened.sizes import LARGEST_D, extra_bytes
 from fsbench.problem import Problem
 from fsbench.provider import Shard
 

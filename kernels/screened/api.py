@@ -13,9 +13,9 @@ from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.launch.heads import drawn_from
 from fsbench.kernels.launch.request import checked_request
 from fsbench.kernels.launch.result import Screened, empty_screened
-from fsbench.kernels.screened.copied import check_copy
+from fsbench.kernels.screened.draw import carry_out
 from fsbench.kernels.screened.head import ScreenedHead
-from fsbench.kernels.screened.op import carry_out
+from fsbench.kernels.screened.int8_copy import check_copy
 from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
 
 

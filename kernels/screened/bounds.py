@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.kernels.screened.copied import LARGEST_ENTRY, SMALLEST_MAXIMUM, HeadCopy
+from fsbench.kernels.screened.int8_copy import LARGEST_ENTRY, SMALLEST_MAXIMUM, HeadCopy
 
 LARGEST_STEPS = 32_512
 """256 * 127: hidden is rounded to 16 bits, of which the high byte must not exceed 127."""
@@ -31,7 +31,7 @@ ROUNDING = 2.0**-18
 NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
-"""On the device, whose screen has rough noise (screened.ends.rough_gumbel, 2^-10)."""
+"""On the device, whose screen has rough noise (screened.score_bounds.rough_gumbel, 2^-10)."""
 BIAS_SLACK = 2.0**-21
 CAP_SLACK = 2.0**-20
 ABSOLUTE_SLACK = 2.0**-80

@@ -1,8 +1,16 @@
-"""A checked request, drawn by way of the screen: by kernels, or where none can run in torch."""
+"""Run a checked request of a screened head: by kernels, by torch, or as a torch operator.
+
+torch.ops.fsbench.screened_sample takes the head by its key, because an operator takes only tensors
+and numbers. So every call of a compiled program still checks that the head's weight has not
+changed.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fsbench import reference
 from fsbench.kernels import screened
@@ -10,10 +18,11 @@ from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.operator import as_operator, is_traced
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
-from fsbench.kernels.screened.copied import HeadCopy
+from fsbench.kernels.screened.int8_copy import HeadCopy, check_copy
 from fsbench.kernels.shard.vocab_shard import reachable
 
 
@@ -75,3 +84,30 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     out.valid.copy_(out.tokens >= 0)
     assert out.found is not None
     out.found.copy_(chosen.sum(1))
+
+
+def carry_out(
+    request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened
+) -> None:
+    """Draw what a checked request asks for into `out`, as an operator if torch traces."""
+    if not is_traced(request.hidden):
+        draw(request, head, configs, out)
+        return
+    screen, resolve = configs or (None, None)
+    of_call = {"head": head, "screen": screen, "resolve": resolve}
+    assert out.found is not None
+    screened_sample_op(
+        {**dict(zip(Request._fields, request, strict=True)), **of_call},
+        {"tokens": out.tokens, "valid": out.valid, "found": out.found},
+    )
+
+
+def _draw_values(values: dict[str, Any], results: dict[str, Tensor]) -> None:
+    """Draw, as the operator has the request: see carry_out."""
+    head, screen, resolve = (values.pop(name, None) for name in ("head", "screen", "resolve"))
+    request = Request(**{**dict.fromkeys(Request._fields), **values})
+    configs = None if screen is None else (screen, resolve)
+    draw(request, check_copy(head), configs, Screened(**results))
+
+
+screened_sample_op = as_operator("screened_sample", _draw_values)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsbench.kernels import screened
 from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import (
@@ -18,9 +19,8 @@ from fsbench.kernels.configs.screen_choice import (
 from fsbench.kernels.launch.heads import PreparedHead
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import Sample, Screened, TruncatedSample
-from fsbench.kernels.screened import filtered
-from fsbench.kernels.screened.copied import HeadCopy, check_copy, check_weight
-from fsbench.kernels.screened.op import carry_out
+from fsbench.kernels.screened.draw import carry_out
+from fsbench.kernels.screened.int8_copy import HeadCopy, check_copy, check_weight
 
 
 class ScreenedHead(HeadCopy, PreparedHead):
@@ -56,7 +56,7 @@ class ScreenedHead(HeadCopy, PreparedHead):
     @torch.no_grad()
     def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
         """See PreparedHead."""
-        filtered.launch.launch(request, self, filters, out)
+        screened.filters.launch(request, self, filters, out)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:

@@ -22,8 +22,8 @@ except ModuleNotFoundError:
     _has_safetensors = False
 
 from fsbench.errors import InvalidArgument, InvalidType, ProviderUnavailable, UnusableFile
-from fsbench.kernels.screened.copied import check_copy, check_weight
 from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.int8_copy import check_copy, check_weight
 
 FORMAT = "fsbench screened head 2"
 PARTS = ("codes", "scale", "residual", "norm")

@@ -6,6 +6,7 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,11 +32,15 @@ from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened import hopper
-from fsbench.kernels.screened.copied import HeadCopy
+from fsbench.kernels.screened.int8_copy import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
-from fsbench.kernels.screened.rounding import ROW_NUMBERS
-from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
+from fsbench.kernels.screened.rounding import (
+    COUNTERS,
+    ROW_NUMBERS,
+    rounded_columns,
+    rounding_numbers,
+)
 
 
 class _Prepared(NamedTuple):
@@ -156,6 +161,7 @@ def _prepare(
         **per_row(request),
         "LIST": config.row_room,
     }
+    unit = math.gcd(D, 16)
     of_logits: dict[str, Any] = {
         "V": request.vocab_size,
         "num_tokens": None if shard is None else tokens,
@@ -170,7 +176,7 @@ def _prepare(
     }
     grid = (blocks_b * programs_v,)
     if isinstance(config, HopperScreenConfig):
-        screen, load_screen = hopper.launch.prepare(grid, B, config, of_both | of_screens, tokens)
+        screen, load_screen = hopper.kernel.prepare(grid, B, config, of_both | of_screens, tokens)
     else:
         load_screen = _boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
         screen = _launch(
@@ -183,6 +189,7 @@ def _prepare(
             V_ON_M=config.v_on_m,
             USE_TMA=by_tma[0],
             FLATTEN=config.flatten,
+            UNIT=unit,
             NVIDIA=nvidia,
             FENCED=modern,
             num_warps=config.num_warps,
@@ -206,6 +213,7 @@ def _prepare(
         AT_ONCE=at_once,
         BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         STEP=resolving.step,
+        UNIT=unit,
         EVEN=even,
         BLOCK_B=resolving.block_b,
         BLOCK_V=resolving.block_v,

@@ -14,7 +14,9 @@ from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
-from fsbench.kernels.screened.ends import (
+from fsbench.kernels.screened.records import leave_records, list_what_is_left
+from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+from fsbench.kernels.screened.score_bounds import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
     LARGEST_TEMPERATURE,
@@ -23,8 +25,6 @@ from fsbench.kernels.screened.ends import (
     bound_key,
     bound_of_key,
 )
-from fsbench.kernels.screened.records import leave_records, list_what_is_left
-from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 
 @triton.jit(do_not_specialize=["B", "V", "num_tokens"])
@@ -76,9 +76,12 @@ def screen_kernel(
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
+    UNIT: tl.constexpr,  # gcd(D, 16); Triton itself knows only multiples of 16
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
     FENCED: tl.constexpr,  # see screened.rounding
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     first, own = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its own numbers

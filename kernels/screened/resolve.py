@@ -24,9 +24,14 @@ from fsbench.kernels.device.rows import noise_of_rows, settings
 from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.noise.words import bits_of_tokens
-from fsbench.kernels.screened.ends import bound_of_key
-from fsbench.kernels.screened.exact import ask_for_rows, exact_logits, part_of_list, parts_of_lists
+from fsbench.kernels.screened.exact_logits import (
+    ask_for_rows,
+    exact_logits,
+    part_of_list,
+    parts_of_lists,
+)
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
+from fsbench.kernels.screened.score_bounds import bound_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks
 
 
@@ -77,10 +82,13 @@ def resolve_kernel(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
+    UNIT: tl.constexpr,  # see portable.screen_kernel
     EVEN: tl.constexpr,  # D is a multiple of 256
-    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
-    BY_WARPS: tl.constexpr,  # AT_ONCE is eight for each warp; see screened.chain
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact_logits
+    BY_WARPS: tl.constexpr,  # AT_ONCE is eight for each warp; see screened.exact_logits
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its row
         weight_ptr -= first_token.to(tl.int64) * D

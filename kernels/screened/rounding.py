@@ -11,8 +11,9 @@ import triton.language as tl
 from fsbench.kernels.device.prefetch import prefetch
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
-from fsbench.kernels.screened.copied import LARGEST_ENTRY as _LARGEST_ENTRY
-from fsbench.kernels.screened.copied import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
+from fsbench.kernels.screened.bounds import accumulation_error
+from fsbench.kernels.screened.int8_copy import LARGEST_ENTRY as _LARGEST_ENTRY
+from fsbench.kernels.screened.int8_copy import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
 
 LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
 LARGEST_STEPS = tl.constexpr(float(in_torch.LARGEST_STEPS))
@@ -148,3 +149,21 @@ def both_bytes(sums):
     high, low = sums.reshape(R // 8, 2, 8, W).permute(0, 2, 3, 1).split()
     both = high.to(tl.float32) * 256.0 + low.to(tl.float32)
     return both.reshape(R, W)
+
+
+COUNTERS = 16
+"""Three are used; so many keep what follows aligned."""
+
+
+def rounding_numbers(D: int) -> dict[str, float]:
+    """What the rounding of a row of hidden needs to know of D, by the kernels' names for it."""
+    return {
+        "gamma": accumulation_error(D),
+        "norm_inflation": 1 + (D + 4) * 2.0**-24,
+        "root": D**0.5,
+    }
+
+
+def rounded_columns(D: int, num_warps: int) -> int:
+    """Columns of hidden that are rounded at a time: 16 in each thread."""
+    return min(512 * num_warps, triton.next_power_of_2(D))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from fsbench.kernels.screened.hopper import launch as launch
+    from fsbench.kernels.screened.hopper import kernel as kernel
 else:
-    # Gluon is an experimental part of Triton: what the portable kernel serves does without.
-    __getattr__ = lazy_getattr(__name__, "launch")
+    # Gluon is an experimental part of Triton: the portable screen works without it.
+    __getattr__ = lazy_getattr(__name__, "kernel")

@@ -1,6 +1,6 @@
 """The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
 
-A program has one warp that loads (hopper.loading) and up to four warpgroups that compute. The
+A program has one loader warp (hopper.loader) and up to four warpgroups that compute. The
 loader copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs
 ahead while the others look at what may win. A warpgroup has 32 rows of hidden, high and low bytes
 as 64 rows of its instruction; two may have the same rows, and half of a tile's tokens each. All of
@@ -11,6 +11,15 @@ What it computes and leaves behind is that of screened.portable, for requests wi
 and soft cap; the others run there.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -18,21 +27,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fsbench.kernels.configs.screen import HopperScreenConfig
+from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.hopper_mainloop import next_stage
 from fsbench.kernels.device.prefetch import touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
+from fsbench.kernels.launch.launch_cache import Launch
+from fsbench.kernels.launch.operands import Address
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.screened.ends import (
-    ABSOLUTE_SLACK,
-    LARGEST_TEMPERATURE,
-    LOWEST_BOUND,
-    ROUGH_SLACK,
-    bound_key,
-    bound_of_key,
-    larger,
-)
-from fsbench.kernels.screened.hopper.loading import COLUMNS, allocated_ring, load, tiles
+from fsbench.kernels.screened.hopper.loader import COLUMNS, allocated_ring, load, tiles
 from fsbench.kernels.screened.hopper.records import (
     leave_records,
     list_what_is_left,
@@ -43,6 +48,15 @@ from fsbench.kernels.screened.rounding import (
     both_bytes,
     round_claimed_rows,
     wait_for_rows,
+)
+from fsbench.kernels.screened.score_bounds import (
+    ABSOLUTE_SLACK,
+    LARGEST_TEMPERATURE,
+    LOWEST_BOUND,
+    ROUGH_SLACK,
+    bound_key,
+    bound_of_key,
+    larger,
 )
 
 SCREEN_LOADER_REGISTERS = gl.constexpr(40)
@@ -277,3 +291,34 @@ def hopper_screen_kernel(
         [1],
         [SCREEN_LOADER_REGISTERS],
     )  # fmt: skip
+
+
+def prepare(
+    grid: tuple[int], B: int, config: HopperScreenConfig, shared: dict[str, Any], tokens: int
+) -> tuple[Launch, Callable[[Tensor, Tensor], tuple[Any, Any]]]:
+    """The launch, and (codes, copy) -> both as it loads them.
+
+    shared: arguments of the portable screen that are also its own. tokens: of this rank, or all.
+    """
+    box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
+    fixed = {
+        **shared,
+        "V": tokens,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
+        "STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }
+    launch = Launch(hopper_screen_kernel, grid, fixed)
+    return launch, lambda codes, copy: (_boxes(codes, box), _boxes(copy, 128))
+
+
+def _boxes(matrix: Tensor, rows: int) -> TensorDescriptor:
+    return _descriptor(matrix.data_ptr(), *matrix.shape, rows)
+
+
+@lru_cache(maxsize=4096)  # to check one takes longer than to find it
+def _descriptor(address: int, rows: int, cols: int, box_rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    base = Address(address, torch.int8)
+    return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, COLUMNS.value], layout)

@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from fsbench.kernels.noise.arithmetic import pieces
 from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.noise.words import split_words
-from fsbench.kernels.screened.ends import bound_of_key, larger
 from fsbench.kernels.screened.records import (
     bounds_of_words,
     lanes_below,
@@ -20,6 +19,7 @@ from fsbench.kernels.screened.records import (
     record_of,
     store_record,
 )
+from fsbench.kernels.screened.score_bounds import bound_of_key, larger
 
 
 @gluon.constexpr_function

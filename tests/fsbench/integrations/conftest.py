@@ -44,8 +44,8 @@ def filter_screens(monkeypatch):
     """
     from filter_cases import roomy
 
+    from fsbench.kernels.screened import filters as screened_filters
     from fsbench.kernels.screened import head
-    from fsbench.kernels.screened.filtered import launch
 
     drawn, draw = [], head.ScreenedHead.draw_filtered
 
@@ -53,7 +53,7 @@ def filter_screens(monkeypatch):
         draw(self, request, filters, out)
         drawn.append(out.found.tolist())
 
-    monkeypatch.setattr(launch, "filter_configs", roomy)
+    monkeypatch.setattr(screened_filters, "filter_configs", roomy)
     monkeypatch.setattr(head.ScreenedHead, "draw_filtered", counted)
     return drawn
 

@@ -20,9 +20,9 @@ from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened import api
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.bounds import screen_hidden
-from fsbench.kernels.screened.ends import rough_gumbel
 from fsbench.kernels.screened.head import prepare_head
 from fsbench.kernels.screened.rounding import round_claimed_rows
+from fsbench.kernels.screened.score_bounds import rough_gumbel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

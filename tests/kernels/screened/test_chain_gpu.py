@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.screened.exact import exact_logits
+from fsbench.kernels.screened.exact_logits import exact_logits
 
 pytestmark = pytest.mark.gpu
 

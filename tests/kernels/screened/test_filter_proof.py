@@ -1,4 +1,4 @@
-"""What the proof of filters from the screen claims of every launch, and faults that break it."""
+"""Filters from the screen: the claims of the proof hold at every launch, and faults break them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fsbench.kernels import prepare_head, truncated_sample
 from fsbench.kernels.device.stored_logits import largest_of_groups
-from fsbench.kernels.screened.ends import known_logits
-from fsbench.kernels.screened.filtered import candidates, launch, resolve, upper
+from fsbench.kernels.screened import filter_kernels, filters
+from fsbench.kernels.screened.score_bounds import known_logits
 from fsbench.reference import processed_logits
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
@@ -25,8 +25,8 @@ DRAW = torch.Generator().manual_seed(5)
 
 @pytest.fixture
 def long_lists(monkeypatch):
-    monkeypatch.setattr(launch, "filter_configs", roomy)
-    monkeypatch.setattr(launch, "TILE", 512)  # so that programs share a row
+    monkeypatch.setattr(filters, "filter_configs", roomy)
+    monkeypatch.setattr(filters, "TILE", 512)  # so that programs share a row
 
 
 class Stored:
@@ -36,11 +36,11 @@ class Stored:
         self.upper = self.logits = self.largest = torch.empty(0)
 
     def __enter__(self) -> Stored:
-        run, finish = launch.launch_kernel, launch.truncated.launch.finish
+        run, finish = filters.launch_kernel, filters.truncated.launch.finish
 
         def watched(kernel, *arguments, **named):
             run(kernel, *arguments, **named)
-            if kernel is upper.filter_screen_kernel:
+            if kernel is filter_kernels.filter_screen_kernel:
                 self.upper = named["logits_ptr"].clone()
                 assert torch.equal(named["largest_ptr"], largest_of_groups(self.upper))
 
@@ -49,8 +49,8 @@ class Stored:
             finish(request, stored, *arguments)
 
         self._patches = [
-            mock.patch.object(launch, "launch_kernel", watched),
-            mock.patch.object(launch.truncated.launch, "finish", kept),
+            mock.patch.object(filters, "launch_kernel", watched),
+            mock.patch.object(filters.truncated.launch, "finish", kept),
         ]
         for patch in self._patches:
             patch.start()
@@ -90,9 +90,9 @@ def test_the_k_largest_are_exact_and_others_below(name, k, long_lists):
     assert_largest_are_exact(hidden, weight, k, **HARD[name])
 
 
-true_least, true_known = candidates._least_of_leaders, known_logits
-true_leaders = candidates._leaders
-true_part, true_place = resolve.part_of_list, resolve.place_of_largest
+true_least, true_known = filter_kernels._least_of_leaders, known_logits
+true_leaders = filter_kernels._leaders
+true_part, true_place = filter_kernels.part_of_list, filter_kernels.place_of_largest
 
 
 # Of the interpreter, to which functions are Python's.
@@ -127,12 +127,12 @@ def of_another_row(group, row, B):
 
 
 FAULTS = {
-    "a threshold a little higher": (candidates, "_least_of_leaders", a_little_higher),
-    "a threshold of k - 1": (candidates, "_least_of_leaders", of_one_less),
-    "leaders of one group": (candidates, "_leaders", the_same_of_all_groups),
-    "bounds that are too small": (upper, "known_logits", a_hundredth_of_the_bound),
-    "the last candidate left out": (resolve, "part_of_list", without_the_last),
-    "maxima of another row": (resolve, "place_of_largest", of_another_row),
+    "a threshold a little higher": (filter_kernels, "_least_of_leaders", a_little_higher),
+    "a threshold of k - 1": (filter_kernels, "_least_of_leaders", of_one_less),
+    "leaders of one group": (filter_kernels, "_leaders", the_same_of_all_groups),
+    "bounds that are too small": (filter_kernels, "known_logits", a_hundredth_of_the_bound),
+    "the last candidate left out": (filter_kernels, "part_of_list", without_the_last),
+    "maxima of another row": (filter_kernels, "place_of_largest", of_another_row),
 }
 
 

@@ -18,7 +18,7 @@ from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, tru
 from fsbench.kernels.configs.screen_choice import FILTERED_ROWS, worth_filtering
 from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
 from fsbench.kernels.launch.result import TruncatedSample
-from fsbench.kernels.screened.filtered import launch
+from fsbench.kernels.screened import filters as screened_filters
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import compared
@@ -30,7 +30,7 @@ SEED = torch.tensor([11])
 
 @pytest.fixture
 def long_lists(monkeypatch):
-    monkeypatch.setattr(launch, "filter_configs", roomy)
+    monkeypatch.setattr(screened_filters, "filter_configs", roomy)
 
 
 def assert_same(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:

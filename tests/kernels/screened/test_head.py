@@ -10,7 +10,7 @@ import torch
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
-from fsbench.kernels.screened import copied as _screened_head
+from fsbench.kernels.screened import int8_copy as _screened_head
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import prepare_head
 

@@ -22,8 +22,8 @@ from fsbench.kernels import (
 from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig
 from fsbench.kernels.configs.screen_choice import default_configs, worth_screening
 from fsbench.kernels.launch.operator import arguments_of
+from fsbench.kernels.screened import draw as op
 from fsbench.kernels.screened import head as module
-from fsbench.kernels.screened import op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")

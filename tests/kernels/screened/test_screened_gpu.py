@@ -11,7 +11,7 @@ from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_s
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened.bounds import screen_hidden, screen_logits
-from fsbench.kernels.screened.ends import rough_gumbel
+from fsbench.kernels.screened.score_bounds import rough_gumbel
 
 pytestmark = pytest.mark.gpu
 

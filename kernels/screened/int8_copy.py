@@ -18,7 +18,7 @@ from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.keys import Keyed
 from fsbench.kernels.checks.source import Source
 from fsbench.kernels.checks.tensors import check_dense, check_tensor
-from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
+from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
 """Rows with larger or undefined entries are not screened: a logit of two such could overflow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,17 +19,21 @@ from fsbench.kernels.launch.operands import matrix_operand, per_row, processing,
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.launch.workspace import workspace
-from fsbench.kernels.screened.copied import HeadCopy
-from fsbench.kernels.screened.filtered.candidates import (
+from fsbench.kernels.screened.filter_kernels import (
     LEADERS,
     LISTERS,
     filter_candidates_kernel,
     filter_leaders_kernel,
+    filter_resolve_kernel,
+    filter_screen_kernel,
 )
-from fsbench.kernels.screened.filtered.resolve import filter_resolve_kernel
-from fsbench.kernels.screened.filtered.upper import filter_screen_kernel
-from fsbench.kernels.screened.rounding import ROW_NUMBERS
-from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
+from fsbench.kernels.screened.int8_copy import HeadCopy
+from fsbench.kernels.screened.rounding import (
+    COUNTERS,
+    ROW_NUMBERS,
+    rounded_columns,
+    rounding_numbers,
+)
 
 TILE = 4096
 """Tokens of a program that puts candidates on the list: 16 for each thread."""
@@ -61,6 +66,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "V": V,
         "D": D,
         "stride": stride,
+        "UNIT": math.gcd(D, 16),
     }
     masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
     with launching_on(device):

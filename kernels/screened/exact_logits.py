@@ -1,0 +1,257 @@
+"""Device code: exact logits of single tokens, and how programs share lists of tokens.
+
+Two forms compute the logits. `_single_logits` is a matrix product in the order of tile_logits.
+`products` computes single rows by mma.sync: a warp has eight rows on the diagonal of its
+tensor-core instruction, rows of the weight are rows of one operand and rows of hidden are columns
+of the other, and both begin at the column where the token's sum begins. Nothing passes through
+shared memory and no warp waits for another, so a sum takes little more than the latency of D / 16
+dependent instructions.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.epilogue import capped
+from fsbench.kernels.device.mainloop import ROTATION, first_column
+
+
+@triton.jit
+def parts_of_lists(number, LIST: tl.constexpr, least: tl.constexpr, most: tl.constexpr):
+    """How lists are cut into parts, for part_of_list: (entries, size, parts, ends).
+
+    Args:
+        number: of entries on each list, int32; above LIST, where the list is too short, it has no
+            part. least, most: entries of a part.
+
+    Returns:
+        entries, parts: of each list. size: entries of a part. ends: parts of this list and those
+            before it.
+    """
+    entries = tl.where(number > LIST, 0, number)
+    # Few are spread over all programs; with many, half of the programs have a part.
+    size = tl.minimum(tl.maximum(2 * tl.sum(entries, 0) // tl.num_programs(0), least), most)
+    parts = (entries + size - 1) // size
+    return entries, size, parts, tl.cumsum(parts, 0)
+
+
+@triton.jit
+def part_of_list(part, every, entries, size, parts, ends):
+    """(list, first entry, end) of a part.
+
+    every: int32, 0, 1, ... for the lists. others: of parts_of_lists.
+    """
+    b = tl.sum((ends <= part).to(tl.int32), 0)
+    first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
+    return b, first, tl.minimum(first + size, tl.sum(tl.where(every == b, entries, 0), 0))
+
+
+@triton.jit
+def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D,
+                 BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+                 BY_WARPS: tl.constexpr):  # fmt: skip
+    """The logits of tokens [R] of row b, fp32, as a fused kernel has them before the mask.
+
+    there: which of them exist; tokens are 0 where not.
+    BY_WARPS: every warp has eight of the tokens; see screened.exact_logits.
+    """
+    if BY_WARPS:
+        rows = weight_ptr + token.to(tl.int64) * D
+        y = products(hidden_ptr + b.to(tl.int64) * D, rows, first_column(token, D), D)
+    else:
+        y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
+    if soft_cap is not None:
+        y = capped(y, soft_cap)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + token).to(tl.float32)
+    if row_bias_ptr is not None:
+        y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
+    return y
+
+
+@triton.jit
+def ask_for_rows(row, there, D):
+    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
+
+    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
+    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
+    """
+    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
+        tl.int32,
+        False,
+        1,
+    )
+
+
+@triton.jit
+def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
+                   STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
+
+    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
+    from every block on, and a token's logit is the element of the product that began where it did.
+    """
+    R: tl.constexpr = token.shape[0]
+    block = tl.arange(0, BLOCKS)
+    width = D if EVEN else tl.cdiv(D, ROTATION) * ROTATION
+    first = first_column(token, D)
+    d = tl.arange(0, STEP)[None, :]
+    h_row = hidden_ptr + b.to(tl.int64) * D
+    w_row = weight_ptr + token.to(tl.int64)[:, None] * D
+    acc = tl.zeros((R, BLOCKS), tl.float32)
+    for step in range(width // STEP):
+        w_col = first + step * STEP
+        # Triton 3.8 and later forget in tl.where that all is a multiple of STEP, which divides the
+        # unit that columns begin at.
+        w_col = tl.multiple_of(tl.where(w_col < width, w_col, w_col - width), STEP)
+        w_cols = w_col[:, None] + d
+        h_col = block * ROTATION + step * STEP
+        h_col = tl.multiple_of(tl.where(h_col < width, h_col, h_col - width), STEP)
+        h_cols = h_col[:, None] + d
+        w_there = there[:, None]
+        h_there = (block * ROTATION < width)[:, None]
+        if not EVEN:
+            w_there &= w_cols < D
+            h_there &= h_cols < D
+        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
+        h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
+        acc = tl.dot(w, h.T, acc, input_precision="ieee")
+    own = (first // ROTATION)[:, None] == block[None, :]
+    return tl.sum(tl.where(own, acc, 0.0), axis=1)
+
+
+UNIT = tl.constexpr(256)
+"""Columns that are in registers together; twice: one part is loaded while another is added."""
+LANES = tl.constexpr(4)
+"""Lanes of a warp that have a product."""
+
+
+def _instructions(kind: str) -> str:
+    """PTX of a warp's eight products: $0 = of the lane's column; $1, $2: pointers to both rows.
+
+    $3: the first column, a multiple of UNIT. $4: columns, likewise. $5: the element's number. A
+    lane has four of 16 columns: the instruction adds its 16 products at once, so which lane has
+    which does not matter.
+    """
+    steps = UNIT.value // 16
+    lines = [
+        ".reg .pred more, last, odd;",
+        ".reg .b64 at, to;",
+        ".reg .b32 zero, left, col, lane, held;",
+        ".reg .f32 c<4>;",
+        *(f".reg .b32 {part}{row}<{2 * steps}>;" for part in "pq" for row in "wh"),
+        # Products of other lanes would be wrong: an element must be in its own.
+        "mov.u32 lane, %laneid;",
+        "and.b32 held, $5, 31;",
+        "setp.ne.u32 odd, lane, held;",
+        "@odd trap;",
+        "mov.b32 zero, 0;",
+        *(f"mov.f32 c{i}, 0f00000000;" for i in range(4)),
+        "mov.u32 col, $3;",
+        "shr.u32 left, $4, 8;",
+    ]
+
+    def address() -> list[str]:
+        return [
+            "mul.wide.u32 at, col, 2;",
+            "add.s64 to, at, $2;",
+            "add.s64 at, at, $1;",
+            f"add.u32 col, col, {UNIT.value};",
+            "setp.ge.u32 last, col, $4;",
+            "@last sub.u32 col, col, $4;",
+        ]
+
+    def load(part: str, i: int) -> list[str]:
+        return [
+            f"ld.global.v2.b32 {{{part}{row}{2 * i}, {part}{row}{2 * i + 1}}}, [{at}+{32 * i}];"
+            for row, at in (("w", "at"), ("h", "to"))
+        ]
+
+    def add(part: str, i: int) -> str:
+        sums = "{c0, c1, c2, c3}"
+        return (
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {sums}, "
+            f"{{{part}w{2 * i}, zero, {part}w{2 * i + 1}, zero}}, "
+            f"{{{part}h{2 * i}, {part}h{2 * i + 1}}}, {sums};"
+        )
+
+    def turn(part: str, other: str) -> list[str]:
+        """Add a part, and load it anew unless no more than the other one is left."""
+        with_loads = [x for i in range(steps) for x in (add(part, i), *load(part, i))]
+        return [
+            "setp.le.u32 last, left, 2;",
+            f"@last bra end_{part};",
+            "sub.u32 left, left, 1;",
+            *address(),
+            *with_loads,
+        ]
+
+    def rest(part: str, other: str) -> list[str]:
+        return [
+            f"end_{part}:",
+            *(add(part, i) for i in range(steps)),
+            "setp.eq.u32 last, left, 1;",
+            "@last bra done;",
+            *(add(other, i) for i in range(steps)),
+            *(["bra done;"] if part == "p" else []),
+        ]
+
+    lines += address()
+    lines += [x for i in range(steps) for x in load("p", i)]
+    lines += ["setp.eq.u32 last, left, 1;", "@last bra end_p;"]
+    lines += address()
+    lines += [x for i in range(steps) for x in load("q", i)]
+    lines += ["again:", *turn("p", "q"), *turn("q", "p"), "bra again;"]
+    lines += [*rest("p", "q"), *rest("q", "p"), "done:"]
+    lines += [
+        "and.b32 lane, lane, 4;",
+        "setp.ne.u32 odd, lane, 0;",
+        "selp.f32 $0, c1, c0, odd;",
+    ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+BF16 = tl.constexpr(_instructions("bf16"))
+FP16 = tl.constexpr(_instructions("f16"))
+
+
+@triton.jit
+def products(hidden_row, weight_rows, first, D):
+    """hidden . weight of rows [R], fp32, each from its column `first` on, round at D.
+
+    R is eight for each warp of the program, D a multiple of UNIT. hidden_row: a pointer.
+    weight_rows: pointers [R].
+    """
+    R: tl.constexpr = weight_rows.shape[0]
+    # Four lanes for each; one of them has the sum.
+    lane = tl.arange(0, LANES)[None, :]
+    weight = _flat(weight_rows[:, None] + 4 * lane, R)
+    hidden = _flat(hidden_row + (first * 0)[:, None] + 4 * lane, R)
+    begin = _flat(first[:, None] + 0 * lane, R)
+    number = tl.arange(0, R * LANES)
+    if weight_rows.dtype.element_ty == tl.bfloat16:
+        sums = tl.inline_asm_elementwise(
+            BF16, "=f,l,l,r,r,r", [weight, hidden, begin, D, number], tl.float32, False, 1
+        )
+    else:
+        sums = tl.inline_asm_elementwise(
+            FP16, "=f,l,l,r,r,r", [weight, hidden, begin, D, number], tl.float32, False, 1
+        )
+    own = lane == (tl.arange(0, R) % 8 // 2)[:, None]
+    return tl.sum(tl.where(own, sums.reshape(R, LANES), 0.0), axis=1)
+
+
+@triton.jit
+def _flat(x, R: tl.constexpr):
+    """[R, LANES] -> [R * LANES]: four lanes of a warp side by side."""
+    if x.dtype.is_ptr():
+        x = x.to(tl.int64)
+    return x.reshape(R * LANES)
