@@ -2,7 +2,7 @@
 
 They replace the upper bounds in the stored rows; all programs share all lists. Rows to be computed
 in full get all of their logits, again by all programs. After it a row has its k largest logits, and
-elsewhere what is below the kth: what truncated.look makes of it is what it makes of the logits.
+elsewhere what is below the kth: what truncated.select makes of it is what it makes of the logits.
 """
 
 import triton
