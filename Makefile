@@ -17,7 +17,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs check-engines clean
+.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs site check-engines clean
 
 setup: $(VENV)/ready
 
@@ -83,6 +83,12 @@ plots: setup
 # Write the tables and numbers of README.md and docs/ from results/ and the code (tools/pages).
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
+
+# The documentation site, in build/site; a broken link or reference fails.
+site: setup
+	$(VENV)/bin/pip install -q -e ".[docs]"
+	$(VENV)/bin/python tools/build_site.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
 # Check the vLLM plug-in against vLLM's source (a download of 300 MB, once), the rival samplers
 # against the sources of their packages, and the adapters against vLLM's kernels in the interpreter.

@@ -52,7 +52,7 @@ def random_model(device: torch.device) -> LlamaForCausalLM:
 
 
 def baseline(model: LlamaForCausalLM, temperature: Tensor) -> Sampler:
-    """What one would write: the logits of all B rows go to memory and are read several times."""
+    """Return the usual sampler: logits of all B rows go to memory and are read several times."""
     greedy = temperature == 0
     scale = torch.where(greedy, 1.0, temperature)[:, None]
 
@@ -144,7 +144,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def equal_tokens(one: Tensor, other: Tensor) -> int:
-    """How many tokens two sequences have in common before the first difference."""
+    """Return the number of tokens that two sequences share before the first difference."""
     return int((one == other).long().cumprod(0).sum())
 
 

@@ -1,4 +1,4 @@
-"""Finds every sampler: the only module that imports the files of kernels/ and baselines/.
+"""Discover samplers: the only module that imports the files of kernels/ and baselines/.
 
 A file at the top of either defines `PROVIDER`, named like its file; packages never are samplers.
 Third parties add samplers through the entry-point group `fsbench.providers` (each entry point
@@ -33,10 +33,10 @@ from fsbench.provider import Provider
 
 ENTRY_POINTS = "fsbench.providers"
 EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
-"""The decode step by which samplers are asked what they can do and keep (Qwen3-8B's LM head)."""
+"""Decode step for questions about what samplers support and keep (Qwen3-8B's LM head)."""
 
 PATIENCE_S = 60.0
-"""How long a plug-in may take to be imported and to answer."""
+"""Seconds that a plug-in may take to be imported and to answer."""
 
 _SETTLE_S = 1.0  # for processes that a plug-in starts at import and that end by themselves
 _NOT_CHOSEN = "it was not chosen for this run"
@@ -52,7 +52,7 @@ _PACKAGES = ("fsbench.kernels", "fsbench.baselines")
 
 @dataclass(frozen=True)
 class Found:
-    """A sampler, or a file or entry point that did not yield one: then `broken` says why."""
+    """A sampler, or a file or entry point without one: `broken` says why."""
 
     name: str
     source: str
@@ -60,13 +60,13 @@ class Found:
     broken: str = ""
 
     def description(self) -> str:
-        """Return the first sentence of the docstring of its file; "" where there is none."""
+        """Return the first sentence of the docstring of its file; "" without a docstring."""
         module = sys.modules.get(self.source) or sys.modules.get(_module_name(Path(self.source)))
         first = (module.__doc__ or "").strip().partition("\n\n")[0] if module else ""
         return one_line(first)
 
     def unavailable_reason(self, device: str) -> str | None:
-        """None if it can run on this box's `device` (cuda or cpu), else why not, in one line."""
+        """Return why it cannot run on this machine's `device` (cuda or cpu), None if it can."""
         if self.provider is None:
             return self.broken
         try:
@@ -82,23 +82,23 @@ class Found:
         return None
 
     def _gpu_problem(self) -> str | None:
-        """None if some GPU of this machine is one that the provider runs on."""
-        found = hardware.gpus()
-        if not found:
+        """Return why no GPU of this machine fits, None if one does."""
+        gpus = hardware.gpus()
+        if not gpus:
             return "no GPU on this machine"
         needed = self.provider.compute_capability if self.provider else None
-        there = [gpu.compute_capability for gpu in found]
-        if needed is None or needed in there or None in there:
+        capabilities = [gpu.compute_capability for gpu in gpus]
+        if needed is None or needed in capabilities or None in capabilities:
             return None
         major, minor = needed
         return f"needs a GPU of compute capability {major}.{minor}"
 
-    def refusal(self, problem: Problem, here: bool = True) -> tuple[str, str] | None:
-        """None if it can be measured on `problem`, else (status of the cell, reason).
+    def refusal(self, problem: Problem, can_run: bool = True) -> tuple[str, str] | None:
+        """Return (status, reason) of a cell that cannot be measured, None if it can.
 
-        here: on this machine; otherwise on one that lacks nothing.
+        can_run: judge by this machine; otherwise by one that lacks nothing.
         """
-        reason = self.unavailable_reason(problem.device) if here else self.broken
+        reason = self.unavailable_reason(problem.device) if can_run else self.broken
         if reason or self.provider is None:
             return "unavailable", reason or self.broken
         try:
@@ -109,30 +109,31 @@ class Found:
 
 
 def discover(
-    extra_paths: Iterable[Path] = (), known: Mapping[str, str] | None = None
+    extra_paths: Iterable[Path] = (), known_reasons: Mapping[str, str] | None = None
 ) -> dict[str, Found]:
-    """All samplers by name, sorted. A plug-in that cannot be used is listed as broken.
+    """Return all samplers by name, sorted. A plug-in that cannot be used is listed as broken.
 
-    known: what another process found out (`reasons`): plug-ins are not tried again, and those that
-        are not in it are not imported.
+    Args:
+        known_reasons: `reasons` of another process: plug-ins are not probed again, and those that
+            it lacks are not imported.
 
     Raises:
         InvalidArgument: an extra path is not a Python file, or its sampler has another's name.
     """
-    found = {entry.name: entry for entry in _shipped()}
-    for entry in _from_entry_points(known):
-        if entry.name in found:  # installed somehow: the other commands must stay usable
-            twice = f"defined twice, in {found[entry.name].source} and {entry.source}"
+    entries = {entry.name: entry for entry in _shipped()}
+    for entry in _from_entry_points(known_reasons):
+        if entry.name in entries:  # installed somehow: the other commands must stay usable
+            twice = f"defined twice, in {entries[entry.name].source} and {entry.source}"
             entry = Found(f"{entry.name} ({entry.source})", entry.source, broken=twice)
-        found[entry.name] = entry
-    for entry in chain.from_iterable(_from_file(path, known) for path in extra_paths):
-        if entry.name in found:
+        entries[entry.name] = entry
+    for entry in chain.from_iterable(_from_file(path, known_reasons) for path in extra_paths):
+        if entry.name in entries:
             raise InvalidArgument(
-                f"provider {entry.name!r}: defined twice, in {found[entry.name].source} "
+                f"provider {entry.name!r}: defined twice, in {entries[entry.name].source} "
                 f"and {entry.source}"
             )
-        found[entry.name] = entry
-    return dict(sorted(found.items()))
+        entries[entry.name] = entry
+    return dict(sorted(entries.items()))
 
 
 def names() -> set[str]:
@@ -144,30 +145,30 @@ def names() -> set[str]:
     return shipped | {one_line(entry.name) for entry in entry_points(group=ENTRY_POINTS)}
 
 
-def select(found: dict[str, Found], names: Iterable[str]) -> list[Found]:
-    """The named samplers, in that order; an unknown name raises with the nearest known one."""
+def select(entries: dict[str, Found], names: Iterable[str]) -> list[Found]:
+    """Return the named samplers, in that order; raise InvalidArgument for an unknown name."""
     chosen = []
     for name in names:
-        if name not in found:
-            raise unknown_name("--provider", name, found, "fsbench list")
-        chosen.append(found[name])
+        if name not in entries:
+            raise unknown_name("--provider", name, entries, "fsbench list")
+        chosen.append(entries[name])
     return chosen
 
 
-def available(found: Found, device: str) -> Provider:
-    """The provider itself; raises ProviderUnavailable with the reason if it cannot run here."""
-    reason = found.unavailable_reason(device)
-    if reason or found.provider is None:
-        raise ProviderUnavailable(f"{found.name}: {reason}")
-    return found.provider
+def available(entry: Found, device: str) -> Provider:
+    """Return the provider; raise ProviderUnavailable with the reason if it cannot run."""
+    reason = entry.unavailable_reason(device)
+    if reason or entry.provider is None:
+        raise ProviderUnavailable(f"{entry.name}: {reason}")
+    return entry.provider
 
 
 def reasons(entries: Iterable[Found]) -> dict[str, str]:
-    """Source -> why it cannot be used, "" if it can, for `discover` in another process."""
-    known: dict[str, str] = {}
+    """Return source -> why it cannot be used, "" if it can, for `discover` in another process."""
+    known_reasons: dict[str, str] = {}
     for entry in entries:
-        known[entry.source] = known.get(entry.source) or entry.broken
-    return known
+        known_reasons[entry.source] = known_reasons.get(entry.source) or entry.broken
+    return known_reasons
 
 
 def _shipped() -> Iterable[Found]:
@@ -188,63 +189,63 @@ def _shipped() -> Iterable[Found]:
             yield _checked(info.name, module_name, getattr(module, "PROVIDER", None))
 
 
-def _from_entry_points(known: Mapping[str, str] | None) -> Iterable[Found]:
+def _from_entry_points(known_reasons: Mapping[str, str] | None) -> Iterable[Found]:
     for entry in entry_points(group=ENTRY_POINTS):
         source = f"entry point {entry.value}"
-        yield from _plug_in(entry.name, source, ["entry", entry.value], known)
+        yield from _plug_in(entry.name, source, ["entry", entry.value], known_reasons)
 
 
-def _from_file(path: Path, known: Mapping[str, str] | None) -> list[Found]:
+def _from_file(path: Path, known_reasons: Mapping[str, str] | None) -> list[Found]:
     if path.suffix != ".py" or not path.is_file():
         raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
-    return _plug_in(path.stem, str(path), ["file", str(path)], known)
+    return _plug_in(path.stem, str(path), ["file", str(path)], known_reasons)
 
 
 def _plug_in(
-    name: str, source: str, target: list[str], known: Mapping[str, str] | None
+    name: str, source: str, target: list[str], known_reasons: Mapping[str, str] | None
 ) -> list[Found]:
-    """Somebody else's samplers: tried in a process of its own, then loaded here."""
+    """Return the samplers of a plug-in: probed in a subprocess, then loaded."""
     name = one_line(name)
-    if known is None:
+    if known_reasons is None:
         broken = _reason_against((name, source, *target), json.dumps(sys.path))
     else:
-        broken = known.get(source, _NOT_CHOSEN)
+        broken = known_reasons.get(source, _NOT_CHOSEN)
     return [Found(name, source, broken=broken)] if broken else load(name, source, *target)
 
 
 @cache
 def _reason_against(plug_in: tuple[str, ...], paths: str) -> str:
-    """Why a plug-in cannot be used, "" if it can. plug_in: arguments of `load`."""
-    ours, theirs = os.pipe()
+    """Return why a plug-in cannot be used, "" if it can. plug_in: arguments of `load`."""
+    read_end, write_end = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROBE, str(theirs), paths, *plug_in],
-        pass_fds=[theirs],
+        [sys.executable, "-c", _PROBE, str(write_end), paths, *plug_in],
+        pass_fds=[write_end],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.close(theirs)
-    os.set_blocking(ours, False)  # what it started may keep the other end open
-    said = b""
+    os.close(write_end)
+    os.set_blocking(read_end, False)  # what it started may keep the other end open
+    answer = b""
     try:
         code = process.wait(PATIENCE_S)
         with suppress(BlockingIOError):
-            said = os.read(ours, 10_000)
+            answer = os.read(read_end, 10_000)
     except subprocess.TimeoutExpired:
         return f"it hangs: not imported within {PATIENCE_S:g} s"
     finally:
-        os.close(ours)
+        os.close(read_end)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if code == 0 and said:
-        return str(json.loads(said))
+    if code == 0 and answer:
+        return str(json.loads(answer))
     return f"it ends the process, by {f'signal {-code}' if code < 0 else f'exit code {code}'}"
 
 
 def load(name: str, source: str, kind: str, target: str) -> list[Found]:
-    """Import a plug-in; one entry with `broken` set if it raises or has no sampler of that name.
+    """Import a plug-in; return an entry with `broken` set if it raises or has no such sampler.
 
     kind: "entry" (target: MODULE:NAME) or "file" (target: its path). A file with PROVIDERS yields
         one entry for each. A process that it forks at import ends here.
@@ -253,29 +254,29 @@ def load(name: str, source: str, kind: str, target: str) -> list[Found]:
     try:
         with _alone(process), kept_stdout():
             if kind == "entry":
-                found = [_checked(name, source, EntryPoint(name, target, ENTRY_POINTS).load())]
+                entries = [_checked(name, source, EntryPoint(name, target, ENTRY_POINTS).load())]
             else:
-                found = _several(name, source, _imported(Path(target)))
-            kept = [entry.provider.kept_bytes(EXAMPLE) for entry in found if entry.provider]
+                entries = _several(name, source, _imported(Path(target)))
+            kept = [entry.provider.kept_bytes(EXAMPLE) for entry in entries if entry.provider]
     except (Exception, SystemExit) as error:
         return [Found(name, source, broken=describe(error))]
     for bytes_ in kept:
         if not (isinstance(bytes_, int) and bytes_ >= 0):
             broken = one_line(f"kept_bytes: expected bytes; got {bytes_!r}")
             return [Found(name, source, broken=broken)]
-    return found
+    return entries
 
 
 def probe(report: int, *plug_in: str) -> None:
-    """Load a plug-in and ask what commands ask; write what is wrong as JSON to a descriptor."""
+    """Load a plug-in, call what commands call, and write the reason against it as JSON."""
     try:
         broken = ""
-        for found in load(*plug_in):
-            if found.provider is not None:
-                found.unavailable_reason("cpu")
-                with suppress(Exception, SystemExit):  # told where it is asked, as a cell's status
-                    found.provider.supports(EXAMPLE)
-            broken = broken or found.broken
+        for entry in load(*plug_in):
+            if entry.provider is not None:
+                entry.unavailable_reason("cpu")
+                with suppress(Exception, SystemExit):  # reported as a cell's status, when it is met
+                    entry.provider.supports(EXAMPLE)
+            broken = broken or entry.broken
         broken = broken or _left_running()
     except BaseException as error:
         broken = describe(error)
@@ -283,7 +284,7 @@ def probe(report: int, *plug_in: str) -> None:
 
 
 def _left_running() -> str:
-    """Why a plug-in that was imported here cannot be used, if a process of it goes on."""
+    """Return a reason against a plug-in whose process still runs after the import, or ""."""
     end = time.monotonic() + _SETTLE_S
     try:
         while time.monotonic() < end:
@@ -296,7 +297,7 @@ def _left_running() -> str:
 
 @contextmanager
 def _alone(process: int) -> Iterator[None]:
-    """End every process but this one that comes out of what is done inside."""
+    """End every forked copy of this process that leaves the block."""
     try:
         yield
     finally:
@@ -325,8 +326,8 @@ def _imported(path: Path) -> ModuleType:
 
 @contextmanager
 def kept_stdout() -> Iterator[None]:
-    """What plug-ins print inside goes to stderr, and the working folder stays what it is."""
-    here = os.getcwd()
+    """Send output of plug-ins to stderr, and restore the working folder."""
+    folder = os.getcwd()
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -336,7 +337,7 @@ def kept_stdout() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        os.chdir(here)
+        os.chdir(folder)
 
 
 def _several(name: str, source: str, module: ModuleType) -> list[Found]:

@@ -160,7 +160,7 @@ def unknown_name(
         list_command: a command that prints them, for a list too long for a message.
     """
     names = sorted(names)
-    near = [known for known in names if name and known.startswith(name)]
+    near = [candidate for candidate in names if name and candidate.startswith(name)]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     expected = (

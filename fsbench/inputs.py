@@ -1,7 +1,7 @@
-"""hidden and weight whose logits follow a chosen law, so that data-dependent samplers show it.
+"""Make hidden and weight whose logits follow a chosen distribution, for data-dependent samplers.
 
 With unit-normal hidden and weight the logits at D = 4096 have a standard deviation of 64: softmax
-is one-hot, and a rejection sampler never rejects. Here the law is an axis of the sweep.
+is one-hot, and a rejection sampler never rejects. Here the distribution is an axis of the sweep.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def serving(provider: Provider, form: str) -> Provider:
     if form not in provider.capabilities.quantized:
         return provider
 
-    def given(call: Any) -> Any:
-        def served(first: Any, weight: Tensor, *rest: Any, **options: Any) -> Any:
+    def with_head(call: Any) -> Any:
+        def served(first: Any, weight: Tensor, *remaining: Any, **options: Any) -> Any:
             plain = isinstance(first, Problem) and not first.weights
-            return call(first, weight if plain else quantized(weight, form), *rest, **options)
+            return call(first, weight if plain else quantized(weight, form), *remaining, **options)
 
         return call and served
 
-    return replace(provider, **{each: given(getattr(provider, each)) for each in _TAKING})
+    return replace(provider, **{each: with_head(getattr(provider, each)) for each in _TAKING})
 
 
 def _profile(
@@ -114,7 +114,7 @@ def _profile(
 
 
 def make_hidden(problem: Problem, seed: int) -> Tensor:
-    """hidden [B, D]: unit normal; around one where the law needs a direction common to all rows."""
+    """Make hidden [B, D]: unit normal, plus a direction common to all rows where it is needed."""
     law, _ = parse_logits(problem.logits)
     device = torch.device(problem.device)
     generator = torch.Generator(device).manual_seed(seed + 1)
@@ -128,9 +128,9 @@ def fingerprint(tensor: Tensor) -> int:
     """64 bits of a contiguous tensor that change with any of its bytes. Waits for the device."""
     data = tensor.detach().view(-1).view(torch.uint8)
     even = data.numel() // 8 * 8
-    words, rest = data[:even].view(torch.int64), data[even:].to(torch.int64)
+    words, remaining = data[:even].view(torch.int64), data[even:].to(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in (*words.split(_WORDS_AT_ONCE), rest):
+    for part in (*words.split(_WORDS_AT_ONCE), remaining):
         # Odd factors, so that no change of a word is lost modulo 2^64; by place, so that a swap is
         # seen. Times another odd number: so is a swap of two parts.
         places = 2 * torch.arange(len(part), device=tensor.device) + 1

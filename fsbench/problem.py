@@ -47,11 +47,11 @@ class Problem:
 
     hidden is [B, D] and weight [V, D], both `dtype`; temperature 0 means greedy.
 
-    `logits` names the law the inputs are made to follow (docs/design/methodology.md, Inputs):
+    `logits` names the distribution of the logits (docs/design/methodology.md, Inputs):
     `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
     logit -A log r; `peaked:G` one token lies G above all others.
 
-    Filters (fsbench.reference.truncate has the law): top_k keeps the k likeliest tokens, 0 is off;
+    Filters (fsbench.reference.truncate defines them): top_k keeps the k likeliest tokens, 0 is off;
     top_p the fewest likeliest of probability p together, 1 is off; min_p those of at least min_p
     times the largest probability, 0 is off. mixed: not every row has all of them (`row_filters`).
 
@@ -128,20 +128,20 @@ class Problem:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """Those of FILTERS that are on."""
+        """Return the names of FILTERS that are on."""
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         return tuple(name for name in FILTERS if getattr(self, name) != off[name])
 
     @property
     def penalties(self) -> tuple[str, ...]:
-        """Those of PENALTIES that are on."""
+        """Return the names of PENALTIES that are on."""
         return tuple(name for name, off in PENALTIES.items() if getattr(self, name) != off)
 
     def row_histories(self) -> list[tuple[list[int], list[int]]]:
-        """(prompt, output) of each of B rows: `history` token ids, the larger half in the prompt.
+        """Return (prompt, output) of each of B rows: `history` token ids, most in the prompt.
 
-        Ranks follow Zipf's law with exponent 1, as words do, so that many tokens occur again; the
-        token of a rank is its own in every row.
+        Ranks have a Zipf distribution with exponent 1, as words do, so many tokens repeat; each row
+        has another token for a rank.
         """
         rows = []
         for row in range(self.B):

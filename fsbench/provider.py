@@ -1,4 +1,4 @@
-"""What a sampler is: `Provider`, and the contract between a sampler's file and the harness.
+"""`Provider`: the contract between a sampler's file and the harness.
 
 A leaf: it imports only errors and problem, so a plug-in needs nothing else
 (docs/guide/adding-a-sampler.md has a worked example).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a provider's output means. Only like is compared with like."""
+    """Meaning of a provider's output. Only providers of one kind are compared."""
 
     EXACT = "exact"  # draws from softmax(logits / T)
     TRUNCATED = "truncated"  # draws from a filtered softmax (top-k, top-p, min-p)
@@ -71,7 +71,7 @@ def padded(weight: Tensor) -> Tensor:
 
 
 class Drawn(Protocol):
-    """What `Provider.sample` returns: an object with this field, and others if it likes.
+    """Result of `Provider.sample`: an object with this field; further fields are allowed.
 
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
     logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each,
@@ -102,13 +102,13 @@ a SCORE with `Provider.score`."""
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a sampler can do; docs/guide/adding-a-sampler.md says how each is checked.
+    """Capabilities of a sampler; docs/guide/adding-a-sampler.md says how each is checked.
 
     devices: "cuda", "cpu"; elsewhere it is listed as unavailable.
     dtypes: of hidden and weight; other problems are unsupported.
     noise: "token" or "group" if tokens follow fsbench.reference.expect with that form of noise, for
-        the same logits, seed and offset; None if its noise is its own (then it is judged in
-        distribution).
+        the same logits, seed and offset; None for other noise, which is judged in
+        distribution.
     zero_temperature: T = 0 is accepted and means greedy.
     fused: the [B, V] logits never exist in memory.
     graph_safe: may be captured in a CUDA graph.
@@ -233,12 +233,12 @@ def _line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _some(*known: str) -> Callable[[Any], bool]:
+def _some(*names: str) -> Callable[[Any], bool]:
     """Whether a value is a tuple of texts, and of these, if there are any."""
     return lambda value: (
         isinstance(value, tuple | list)
         and all(map(_line, value))
-        and (not known or set(value) <= set(known))
+        and (not names or set(value) <= set(names))
     )
 
 
@@ -296,7 +296,7 @@ class Provider:
 
     name: primary key in results, equal to the file's stem; never renamed.
     label: legend text, free to change.
-    kind: what its tokens mean (`Kind`); only like is compared with like.
+    kind: meaning of its tokens (`Kind`); only samplers of one kind are compared.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
@@ -304,7 +304,7 @@ class Provider:
     capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
-    kept_bytes: problem -> memory that `build` keeps beside the weight to serve it: a copy, tables.
+    kept_bytes: problem -> memory that `build` keeps in addition to the weight: a copy, tables.
         Scratch memory and workspaces do not count; results have the peak of all (peak_extra_bytes).
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
         code that the sampler's noise comes from; None if it does not offer it.
@@ -321,7 +321,7 @@ class Provider:
         same tokens. None if the sampler runs on one GPU only.
     matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
         keeps so little of them that the compiler cannot leave it out. What it returns is not read.
-        `fsbench run --breakdown` times it. None if there is no such form.
+        `fsbench run --breakdown` times it. None without such a form.
     tunes: building it times variants, so nothing else may use the device meanwhile.
 
     Raises:
@@ -367,7 +367,7 @@ class Provider:
             )
 
     def kind_on(self, problem: Problem) -> Kind:
-        """What its tokens are on this problem: of a changed softmax, with filters or penalties."""
+        """Return the kind of its tokens on a problem: TRUNCATED with filters or penalties."""
         if (problem.filters or problem.penalties) and self.kind is Kind.EXACT:
             return Kind.TRUNCATED
         return self.kind

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.kernels.configs.hopper import HopperConfig
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         launch__quantized=("QuantizedHead", "quantize_head"),
         launch__result=("Sample", "Score", "Screened", "TruncatedSample"),
@@ -84,7 +84,7 @@ if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
         fused__drafts=("Verified", "step_noise", "verify_drafts"),
         scoring__api=("score",),
         screened__api=("screened_sample",),
-        screened__files=("load_head", "save_head"),
+        screened__head_file=("load_head", "save_head"),
         screened__head=("ScreenedHead", "prepare_head"),
         shard__vocab_shard=("VocabShard", "even_blocks"),
         truncated__api=("truncated_sample",),

@@ -1,4 +1,4 @@
-"""What `fsbench iomodel --measured` prints: the model beside measurements, and what parts them."""
+"""Output of `fsbench iomodel --measured`: model, measurements, and causes of the difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fsbench.cli.reading import read_results
+from fsbench.cli.result_frames import read_results
 from fsbench.cli.tables import console, print_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind

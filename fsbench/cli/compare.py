@@ -88,7 +88,7 @@ def compare(
 def _two_runs(a: Path, b: Path, within: float | None, fail_on: str | None) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
     from fsbench.cli import comparing
-    from fsbench.cli.reading import read_results
+    from fsbench.cli.result_frames import read_results
     from fsbench.records.store import read_environment
     from fsbench.report import compare as runs
 
@@ -117,7 +117,7 @@ def _with_paper(
 ) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
     from fsbench.cli import comparing
-    from fsbench.cli.reading import read_results
+    from fsbench.cli.result_frames import read_results
     from fsbench.report import against_paper as paper
     from fsbench.report import logits_store
     from fsbench.report.tables import configurations
@@ -147,7 +147,7 @@ def fail_limit(text: str | None, word: str, default: float) -> float:
     """The limit of --fail-on, 'slow' or 'slow:3%'; `word` is the one that fits the comparison."""
     if text is None or text == word:
         return default
-    given, _, limit = text.partition(":")
-    if given != word or not limit:
+    kind, _, limit = text.partition(":")
+    if kind != word or not limit:
         raise InvalidArgument(f"--fail-on: expected {word} or {word}:3% here; got {text!r}")
     return percent(limit, "--fail-on")

@@ -89,7 +89,7 @@ def _name(cell: pd.Series) -> str:
 
 
 def print_sources(gpu: str, fused: str) -> None:
-    """What the paper is, and which sampler of ours is compared with which of its methods."""
+    """Print the paper's reference and which sampler is compared with which of its methods."""
     source = published.source()
     print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
     print(f"  {gpu.upper()}; {source['measuring']}\n")

@@ -18,18 +18,18 @@ def _timers() -> Iterable[str]:
 Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 
 
-def device_to_use(asked: str, planned: bool = False) -> str:
+def device_to_use(name: str, planned: bool = False) -> str:
     """cuda or cpu: what --device asks for, or for auto what torch finds here.
 
     planned: nothing will run, so a GPU that is asked for need not be here.
     """
-    if asked == "cpu" or (planned and asked == "cuda"):
-        return asked
+    if name == "cpu" or (planned and name == "cuda"):
+        return name
     import torch
 
     if torch.cuda.is_available():
         return "cuda"
-    if asked == "cuda":
+    if name == "cuda":
         raise DeviceUnavailable(
             "--device cuda: torch sees no CUDA device; `fsbench doctor` says why"
         )
@@ -50,8 +50,8 @@ def require_energy(device: str, indices: list[int]) -> None:
     from fsbench.machine import hardware
     from fsbench.machine.device_state import nvml_index
 
-    found = [nvml_index(index) for index in indices] if device == "cuda" else [None]
-    if any(hardware.energy_mj(index) is None for index in found):
+    gpu_indices = [nvml_index(index) for index in indices] if device == "cuda" else [None]
+    if any(hardware.energy_mj(index) is None for index in gpu_indices):
         raise DeviceUnavailable(
             "--energy: needs a GPU whose counter of energy NVML can read; see `fsbench doctor`"
         )

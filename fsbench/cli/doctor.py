@@ -250,19 +250,36 @@ def diagnose() -> list[DoctorCheck]:
     return [check() for check in CHECKS]
 
 
-def can_run() -> bool:
-    """Whether anything at all can be measured: with torch, at least samplers that run on CPUs."""
-    return _torch() is not None
+def runnable(checks: list[DoctorCheck]) -> list[tuple[str, str]]:
+    """Return (command, what it does) of what can run on this machine after these checks."""
+    if _torch() is None:
+        return []
+    missing = {check.name for check in checks if check.status == "missing"}
+    if _sees_cuda() and not missing & {"capability", "triton"}:
+        runs = ("fsbench run --preset quick", "measure the samplers on this GPU")
+    else:
+        runs = ("fsbench run --preset smoke", "measure the samplers that run on CPUs")
+    found = [runs, ("fsbench verify", "check that samplers draw from the right distribution")]
+    if _sees_cuda() and package_version("vllm"):
+        found.append(("fsbench e2e --engine vllm", "measure time per token in vLLM"))
+    elif package_version("transformers"):
+        found.append(("fsbench e2e", "measure time per token in a Hugging Face model"))
+    return [*found, ("fsbench list", "show samplers, models, presets and GPUs")]
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check what `fsbench run` needs on this machine, and print the fix of what is missing.
+    """Check what `fsbench run` needs on this machine; print fixes and what you can run now.
 
     Exit code 0 if anything can be measured here, if only on the CPU; 4 if nothing can.
     """
-    checks, usable = diagnose(), can_run()
+    checks = diagnose()
+    commands = runnable(checks)
     if as_json:
-        found = {"can_run": usable, "checks": [asdict(check) for check in checks]}
+        found = {
+            "can_run": bool(commands),
+            "checks": [asdict(check) for check in checks],
+            "commands": [command for command, _ in commands],
+        }
         print(json.dumps(found, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
@@ -273,5 +290,9 @@ def doctor(as_json: Json = False) -> None:
             if check.fix:
                 line.append(f"  ->  {check.fix}", style="bold")
             console.print(line)
-    if not usable:
+        if commands:
+            console.print("\nYou can run now:", style="bold")
+        for command, purpose in commands:
+            console.print(f"  {command:<28}{purpose}")
+    if not commands:
         raise typer.Exit(DeviceUnavailable.exit_code)

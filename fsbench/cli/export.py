@@ -18,7 +18,7 @@ def export(
     its columns mean. flashinfer-bench/ is a data set in its trace format: the plain problems of
     the results, and the samplers whose tokens are given by the noise contract.
     """
-    from fsbench.cli.reading import read_results, run_folders
+    from fsbench.cli.result_frames import read_results, run_folders
     from fsbench.discover import discover
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.sheet import as_csv

@@ -193,7 +193,7 @@ def pipeline(
 
 def of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
     """Return what exact samplers add to the matmul alone, the slower of the lower bounds."""
-    from fsbench.cli.reading import read_results
+    from fsbench.cli.result_frames import read_results
     from fsbench.provider import Kind
     from fsbench.simple.pipeline import Sampling
 

@@ -49,7 +49,7 @@ def iomodel(
 
     Every --d with every --v, and every --model, is one shape; by default, the paper's two shapes
     at its batch sizes. With --measured (may be repeated) the shapes are those of the results
-    (docs/results/io-model.md).
+    (docs/results/paper.md).
     """
     if measured:
         from fsbench.cli.attribution import print_measured

@@ -31,14 +31,14 @@ from fsbench.records.typed import fits
 
 @dataclass(frozen=True)
 class Reader:
-    """metavar: what --help calls a value. known: the values, where they can be listed."""
+    """Parses a value. metavar: its name in --help. names: the values, if they can be listed."""
 
     metavar: str
     read: Callable[[str, str], Any]
-    known: Callable[[], Iterable[str]] | None = None
+    names: Callable[[], Iterable[str]] | None = None
 
     def parser(self, name: str) -> Callable[[Any], Any]:
-        """For typer, which takes a ValueError for its own; and gives defaults, which pass."""
+        """Return a parser for typer, which handles ValueError itself and also parses defaults."""
 
         def parse(value: Any) -> Any:
             try:
@@ -56,8 +56,8 @@ NAMES: dict[str, Callable[[], Iterable[str]]] = {"--model": models}
 def _completer(name: str, reader: Reader) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        known = (reader.known or NAMES.get(name, tuple))()
-        return [f"{before}{comma}{one}" for one in known if one.startswith(last)]
+        names = (reader.names or NAMES.get(name, tuple))()
+        return [f"{before}{comma}{one}" for one in names if one.startswith(last)]
 
     return complete
 
@@ -122,15 +122,16 @@ def integers(least: int = 1, most: int = MOST) -> Reader:
     return checked("INTEGERS", lambda text, name: int_list(text, name, least, most))
 
 
-def one_of(known: Callable[[], Iterable[str]]) -> Reader:
-    """One of the names that `known()` gives."""
+def one_of(names: Callable[[], Iterable[str]]) -> Reader:
+    """Read one of the names that `names()` returns."""
 
     def read(text: str, name: str) -> str:
-        if text not in (names := list(known())):
-            raise unknown_name(name, text, names)
+        allowed = list(names())
+        if text not in allowed:
+            raise unknown_name(name, text, allowed)
         return text
 
-    return Reader("NAME", read, known)
+    return Reader("NAME", read, names)
 
 
 def _word(text: str, name: str) -> None:
@@ -247,7 +248,7 @@ Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.
 
 
 def options_of_folder(context: typer.Context, folder: Path | None) -> Path | None:
-    """--resume: options that are not given are those of the run to be continued."""
+    """Take defaults from the options of the run that --resume continues."""
     if folder is not None:
         from fsbench.records.store import read_environment
 
@@ -294,10 +295,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
                 )
             )
 
-    def call(**given: Any) -> None:
+    def call(**values: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        command(**given)
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -100,8 +100,8 @@ def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[st
         an entry ('qwen3-8b, qwen3-235b-a22b'). Empty if nothing was asked for.
     """
     if (d is None) != (v is None):
-        given, missing = ("--d", "--v") if v is None else ("--v", "--d")
-        raise InvalidArgument(f"{missing}: expected together with {given}; got only {given}")
+        present, missing = ("--d", "--v") if v is None else ("--v", "--d")
+        raise InvalidArgument(f"{missing}: expected together with {present}; got only {present}")
     labels: dict[tuple[int, int], list[str]] = {}
     for name in (name.strip() for text in models for name in text.split(",")):
         head = model(name)

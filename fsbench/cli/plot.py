@@ -38,7 +38,7 @@ def plot(
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench.cli.reading import measured_results
+    from fsbench.cli.result_frames import measured_results
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
     from fsbench.report.figures import end_to_end

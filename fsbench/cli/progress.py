@@ -111,18 +111,21 @@ class Progress:
             self._print("for a real LM head on this CPU: fsbench run --preset cpu (some minutes)")
         self._cells, self._activity = (0, cells), "importing torch"
 
-    def report(self, done: float, total: int, activity: str, left: TimeLeft | None = None) -> None:
-        """Show progress, see `Outcomes.report`; the bar appears with the first call."""
+    def report(
+        self, done: float, total: int, activity: str, time_left: TimeLeft | None = None
+    ) -> None:
+        """Show progress, see `Recorder.report`; the bar appears with the first call."""
         self._left = ""
-        if left:
-            self._left = f"{'about ' if left.is_guess else ''}{duration(left.seconds)} left"
+        if time_left:
+            about = "about " if time_left.is_guess else ""
+            self._left = f"{about}{duration(time_left.seconds)} left"
         elif (seconds := self._estimate(done, total)) is not None:
             self._left = f"about {duration(seconds)} left"
-        self._cells, self._activity = (int(done), total), activity
+        self._cells, self._activity = (int(done + 1e-6), total), activity  # done is a sum of parts
         if self._is_silent:
             return
         self._bar.start()
-        fields: dict[str, Any] = {"cells": int(done), "left": self._left}
+        fields: dict[str, Any] = {"cells": self._cells[0], "left": self._left}
         self._bar.update(self._task, completed=done, total=total, description=activity, **fields)
 
     def finished(self, record: CellRecord, seconds: float) -> None:

@@ -224,7 +224,7 @@ def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
     """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
-    from fsbench.cli.reading import by_time, read_results, shipped
+    from fsbench.cli.result_frames import by_time, read_results, shipped
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below
     from fsbench.report.tables import configurations
@@ -269,7 +269,7 @@ def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
 
 
 def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
-    """What the recommended samplers themselves declare to be inexact."""
+    """Return the deviations that the recommended samplers declare."""
     told = {}
     for name in sorted(names & set(known)):
         able = known[name].capabilities
@@ -345,7 +345,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         print_(line)
     runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
     headings = ("B", "use", "us", "instead of", "us", "saves", "run")
-    table = plain_table(None, headings, left=("use", "instead of", "run"), padding=0)
+    table = plain_table(None, headings, left_columns=("use", "instead of", "run"), padding=0)
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
     lacking: dict[str, list[str]] = {}

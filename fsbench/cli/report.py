@@ -17,7 +17,7 @@ def report(
     A page has figures, sorting tables, and a history of cells that several commits measured.
     Records of verify make a further page, and those of planted bugs one of their own.
     """
-    from fsbench.cli.reading import by_time, measured_results, run_folders
+    from fsbench.cli.result_frames import by_time, measured_results, run_folders
     from fsbench.errors import ResultsError
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fsbench.cli.progress import Progress
-    from fsbench.measure.plan import Plan
+    from fsbench.measure.plan import Job, Plan
     from fsbench.measure.session import Session
 
 
@@ -50,7 +50,7 @@ def run(
     disk as soon as they are made: a run that was stopped can be continued.
     """
     from fsbench.measure import server
-    from fsbench.measure.plan import Job, torchrun_rank
+    from fsbench.measure.plan import torchrun_rank
     from fsbench.records.store import require_empty
 
     if output.out and output.resume:
@@ -80,8 +80,8 @@ def run(
         console(stderr=True, soft_wrap=False), is_silent=rank not in (None, 0)
     ) as progress:
         progress.announce(job, preset)
-        if (found := device_to_use(machine.device)) != device:  # torch and NVML disagree
-            job, preset = _job(found, samplers, sizes, distribution, machine, options, output)
+        if (actual := device_to_use(machine.device)) != device:  # torch and NVML disagree
+            job, preset = _job(actual, samplers, sizes, distribution, machine, options, output)
         if job.device == "cuda":
             require_gpus(job.indices)
         if options.energy is not None:
@@ -121,7 +121,7 @@ def _job(
     machine: Machine,
     options: RunOptions,
     output: Output,
-) -> tuple[Any, str]:
+) -> tuple[Job, str]:
     """Return the Job that the options describe on a device, and the name of its preset."""
     from fsbench.discover import reasons
     from fsbench.measure.plan import Job
@@ -153,7 +153,7 @@ def _job(
         l2=machine.l2,
         seconds=options.timeout,
         together=several,
-        warmers=plan.helpers(options.warmers),
+        warmers=plan.num_warmers(options.warmers),
     )
     return job, name
 
@@ -182,7 +182,7 @@ def _options_to_repeat(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(
-    job: Any, options: dict[str, Any], output: Output, suffix: str, progress: Progress
+    job: Job, options: dict[str, Any], output: Output, suffix: str, progress: Progress
 ) -> ExitCode:
     """Measure a job's plan, export and print; return the exit code. See `Session`."""
     from fsbench.machine.environment import environment

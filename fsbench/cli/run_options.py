@@ -57,7 +57,7 @@ def _l2_states() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Samplers:
-    """Which samplers to measure."""
+    """Samplers to measure, by name or preset."""
 
     preset: Annotated[
         str | None,
@@ -96,10 +96,10 @@ class Samplers:
         from fsbench.discover import names
 
         if not self.provider_path:  # such a file may have samplers of any name
-            known = names()
+            samplers = names()
             for name in self.provider or []:
-                if name not in known:
-                    raise unknown_name("--provider", name, known, "fsbench list")
+                if name not in samplers:
+                    raise unknown_name("--provider", name, samplers, "fsbench list")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution to draw from: temperature, filters, penalties and the logits' law."""
+    """The distribution to draw from: temperature, filters, penalties and inputs."""
 
     temperature: Annotated[
         float, option("--temperature", number(0), "Temperature >= 0; 0 is greedy.")
@@ -198,7 +198,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Machine:
-    """Which GPUs, timer and cache state to measure with."""
+    """GPUs, timer and cache state to measure with."""
 
     tp: Annotated[
         str,
@@ -323,7 +323,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go."""
+    """Results folder, new or to be continued."""
 
     out: ResultsFolder = None
     resume: Annotated[

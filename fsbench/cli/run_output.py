@@ -1,4 +1,4 @@
-"""What `fsbench run` prints: the plan, and at the end tables, a summary and a conclusion."""
+"""Output of `fsbench run`: the plan, and at the end tables, a summary and a conclusion."""
 
 from __future__ import annotations
 

@@ -22,21 +22,21 @@ def print_table(
     headings: Iterable[str],
     rows: Iterable[Sequence[str]],
     title: str | None = None,
-    left: Collection[str] = ("sampler", "vs", "verdict", "split by"),
+    left_columns: Collection[str] = ("sampler", "vs", "verdict", "split by"),
 ) -> None:
     """Print a table as wide as it needs: cut names and figures would be worse than long lines.
 
     left: the headings of columns of words; those of numbers are aligned to the right.
     """
-    table = plain_table(title, headings, left, no_wrap=True, padding=(0, 1, 0, 0))
+    table = plain_table(title, headings, left_columns, no_wrap=True, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     console(width=200, soft_wrap=False).print(table)
 
 
-def split(by: str) -> str:
+def split(method: str) -> str:
     """Return in words how kernel time was split into matmul and sampling (column `split_by`)."""
-    return by if by == "names" else f"difference to {by} form"
+    return method if method == "names" else f"difference to {method} form"
 
 
 def interval(value: float, lo: float, hi: float, digits: int) -> str:
@@ -47,7 +47,7 @@ def interval(value: float, lo: float, hi: float, digits: int) -> str:
 def plain_table(
     title: str | None = None,
     headings: Iterable[str] = (),
-    left: Collection[str] = (),
+    left_columns: Collection[str] = (),
     no_wrap: bool = False,
     **options: Any,
 ) -> Table:
@@ -61,5 +61,7 @@ def plain_table(
     look: dict[str, Any] = {"title_justify": "left", "show_edge": False, "pad_edge": False}
     table = Table(title=title, box=SIMPLE_HEAD, **{**look, **options})
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=no_wrap)
+        table.add_column(
+            heading, justify="left" if heading in left_columns else "right", no_wrap=no_wrap
+        )
     return table

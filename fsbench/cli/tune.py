@@ -89,19 +89,19 @@ def tune(
         writer = csv.writer(file)
         writer.writerow(["kernel", "b", "d", "v", "config", "in_use", "median_us", "note"])
         for provider, problems in todo:
-            own = tuning.of(provider)
+            tuning_table = tuning.tuning_of(provider)
             timings = []
             with Progress(console(stderr=True, soft_wrap=False)) as progress:
-                for found in tuning.measure(
+                for timed in tuning.measure(
                     provider, paths, problems, limit, clock, progress.report
                 ):
-                    writer.writerows(_lines(own.kernel, found))
+                    writer.writerows(_lines(tuning_table.kernel, timed))
                     file.flush()
-                    timings += found
+                    timings += timed
             rows = _choices(timings)
-            _print_choices(own.kernel, timings, rows)
+            _print_choices(tuning_table.kernel, timings, rows)
             complete &= {B for B, _, _ in rows} == {problem.B for problem in problems}
-            tables.append(own.text(facts["gpu"], str(folder / "times.csv"), rows))
+            tables.append(tuning_table.text(facts["gpu"], str(folder / "times.csv"), rows))
     (folder / "tiles.toml").write_text("\n".join(tables))
     print(
         f"\nWrote {folder}/times.csv and tiles.toml; to use it: FSBENCH_TILES={folder}/tiles.toml"
@@ -119,7 +119,7 @@ def _device() -> str:
 
 
 def _providers(names: list[str], paths: list[Path], device: str) -> list[Provider]:
-    """Those of the kernels that are named, or of all that can be tuned here."""
+    """Return the samplers of the named kernels, or of all that can be tuned here."""
     from fsbench.discover import available, discover
 
     tunable = {
@@ -140,15 +140,15 @@ def _problems(
     provider: Provider, batch: str | None, heads: list[tuple[int, int]], device: str
 ) -> list[Problem]:
     """Each bucket asked for, at its largest B, on each LM head."""
-    from fsbench.measure.tuning import of
+    from fsbench.measure.tuning import tuning_of
 
-    kernel, buckets = of(provider).kernel, of(provider).buckets
-    asked = int_list(batch, "--batch") if batch else buckets
-    for B in asked:
+    kernel, buckets = tuning_of(provider).kernel, tuning_of(provider).buckets
+    requested = int_list(batch, "--batch") if batch else buckets
+    for B in requested:
         if B not in buckets:
-            known = ", ".join(map(str, buckets))
-            raise InvalidArgument(f"--batch: expected buckets of {kernel}: {known}; got {B}")
-    problems = [Problem(B, D, V, device=device) for D, V in heads for B in asked]
+            names = ", ".join(map(str, buckets))
+            raise InvalidArgument(f"--batch: expected buckets of {kernel}: {names}; got {B}")
+    problems = [Problem(B, D, V, device=device) for D, V in heads for B in requested]
     for problem in problems:
         if reason := provider.unsupported_reason(problem):
             raise UnsupportedProblem(f"{kernel}: {problem}: {reason}")
@@ -156,14 +156,16 @@ def _problems(
 
 
 def _lines(kernel: str, timings: list[Timing]) -> list[list[object]]:
-    """Rows of times.csv, the fastest first."""
+    """Return rows of times.csv, the fastest first."""
+    from fsbench.records.sheet import without_formula
+
     ordered = sorted(timings, key=lambda timing: timing.median_us or float("inf"))
     return [
         [
             *(kernel, timing.problem.B, timing.problem.D, timing.problem.V, timing.config),
             timing.in_use,
             "" if timing.median_us is None else f"{timing.median_us:.2f}",
-            timing.note,
+            without_formula(timing.note),
         ]
         for timing in ordered
     ]
@@ -180,18 +182,18 @@ def _choices(timings: list[Timing]) -> Rows:
 
 
 def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
-    """What is chosen against what is in use, for each problem."""
+    """Print the chosen config and the one in use, for each problem."""
     headings = ("B", "D", "V", "in use", "us", "chosen", "us", "time")
-    table = plain_table(kernel, headings, left=("in use", "chosen"))
+    table = plain_table(kernel, headings, left_columns=("in use", "chosen"))
     for problem in dict.fromkeys(timing.problem for timing in timings):
-        mine = {timing.config: timing for timing in timings if timing.problem == problem}
-        before = next(timing for timing in mine.values() if timing.in_use)
+        of_problem = {timing.config: timing for timing in timings if timing.problem == problem}
+        before = next(timing for timing in of_problem.values() if timing.in_use)
         fitting = [
             config
             for B, max_d, config in rows
             if B == problem.B and (max_d is None or max_d >= problem.D)
         ]
-        after = mine.get(fitting[0]) if fitting else None
+        after = of_problem.get(fitting[0]) if fitting else None
         times = [timing.median_us if timing else None for timing in (before, after)]
         shown = ["-" if us is None else f"{us:.1f}" for us in times]
         change = f"{times[1] / times[0]:.3f}" if times[0] and times[1] else "-"

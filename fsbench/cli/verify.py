@@ -169,7 +169,7 @@ def verify(
 
 
 def _table(samplers: Collection[Audited]) -> Table:
-    """Of one sampler every check, of several those that are not ok."""
+    """Return a table of every check of one sampler, or of those of several that are not ok."""
     title = "; ".join(dict.fromkeys(each.on for each in samplers))
     table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
     for column in ("sampler", "check", "verdict", "draws", "p", "seen", "would find"):
@@ -279,7 +279,7 @@ def judged(
 
 
 def _presented(entry: Found, sampler: Provider) -> dict[str, Any]:
-    """Where a sampler comes from, the versions of its packages, and what it claims."""
+    """Return the source of a sampler, the versions of its packages, and its claims."""
     able = sampler.capabilities
     package = f"fsbench {fsbench.__version__}"
     if ".kernels." not in entry.source:

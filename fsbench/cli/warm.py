@@ -113,7 +113,7 @@ def warm(
         print(json.dumps({"gpu": chip.name, "seconds": took, "kernels": rows}, indent=2))
         return
     words = ("kernel", "first needed by", "")
-    table = plain_table(headings=(*words[:2], "s", "in the cache before"), left=words)
+    table = plain_table(headings=(*words[:2], "s", "in the cache before"), left_columns=words)
     for each in found:
         row = (each.kernel, str(calls[each.call]), f"{each.seconds:.1f}")
         table.add_row(*row, "yes" if each.cached else "no")

@@ -6,10 +6,10 @@ said, summary and tables make of that what one reads.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.e2e import vllm_served as vllm_served
 else:
     # It imports vLLM, which only the worker process does, once it has redirected its output.
-    __getattr__ = late(__name__, "vllm_served")
+    __getattr__ = lazy_getattr(__name__, "vllm_served")

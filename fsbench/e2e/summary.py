@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median, stdev
 from typing import Any
 
@@ -79,7 +79,7 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         row["draft_us"] = median(each["us"] for each in found["drafts"])
         shares = [100 * each["draw_us"] / each["us"] for each in found["drafts"]]
         row["draft_draw_pct"] = median(shares)
-    if baseline is not None and found is not baseline:
+    if baseline is not None and found is not baseline and not is_reference(row):
         row |= _saved("reduction", "tpot_us", runs, baseline["runs"])
     if profile:
         row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
@@ -89,6 +89,11 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
             if baseline is not None and found is not baseline:
                 row |= _saved("gpu_reduction", "busy_us", profiles, baseline["profiles"])
     return row | _bounds(row, baseline)
+
+
+def is_reference(row: Mapping[str, Any] | pd.Series) -> bool:
+    """Return whether a row of the summary timed a fused sampler's reference, which runs on CPUs."""
+    return bool(row["fused"] and row["device"] != "cuda")
 
 
 def _saved(
@@ -115,6 +120,8 @@ def typical(profiles: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
 def _bounds(row: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
     """What the baseline's profile says can be gained, and how much of it was."""
     if baseline is None or not baseline["runs"] or not baseline["profiles"]:
+        return {}
+    if row["device"] != "cuda":  # there a profiled step takes longer than the step itself
         return {}
     base = typical(baseline["profiles"])
     assert base is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.e2e.models import PLAIN
 from fsbench.e2e.records import read
-from fsbench.e2e.summary import summary
+from fsbench.e2e.summary import is_reference, summary
 from fsbench.paper import table
 from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv, markdown_table
@@ -50,14 +50,21 @@ def markdown(frame: pd.DataFrame) -> str:
         parts.append("### Median time per output token, ms [lowest, highest run]")
         parts.append(_by_sampler(measured, _time))
         base = measured[measured.baseline]
-        if not base.empty and (~measured.baseline).any():
+        references = measured[measured.apply(is_reference, axis=1)].label.unique()
+        if len(references):
+            parts.append(
+                f"On a CPU {', '.join(references)} runs its reference, so its gain is not "
+                "reported; measure it on a GPU."
+            )
+        compared = measured[~measured.baseline & measured.reduction_pct.notna()]
+        if not base.empty and not compared.empty:
             parts.append(
                 f"### Time saved, % of {base.iloc[0].label} (median and standard deviation of runs)"
             )
             more = _bound(base)
             if requests == PLAIN:  # as the paper's were
                 more |= _paper(str(engine), str(model), int(str(tp)))
-            parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
+            parts.append(_by_sampler(compared, _saved, more))
         if measured.accepted.notna().any():
             parts.append("### Drafts")
             parts.append(_told(measured, _DRAFTS))

@@ -8,10 +8,10 @@ discover.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.integrations import vllm as vllm
 else:
     # The entry point is imported in every process of vLLM, switched on or not.
-    __getattr__ = late(__name__, "vllm")
+    __getattr__ = lazy_getattr(__name__, "vllm")

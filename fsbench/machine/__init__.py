@@ -1,4 +1,4 @@
-"""What the machine is: its GPUs and CPU, their clocks, its caches, and the record of all that.
+"""Facts about the machine: GPUs, CPU, clocks, caches, packages, and the record of them.
 
 May import: the contract.
 """

@@ -9,16 +9,15 @@ from pathlib import Path
 
 
 def filled() -> list[str]:
-    """Which of them hold anything: triton, inductor (torch.compile), flashinfer.
+    """Return which caches are not empty: triton, inductor (torch.compile), flashinfer.
 
-    A kernel that is in one is loaded, not compiled. That there is something in one does not say
-    that any given kernel is.
+    A cached kernel is loaded, not compiled; a cache that is not empty may lack a kernel.
     """
     return [name for name, folder in _folders().items() if _holds_anything(folder)]
 
 
 def _folders() -> dict[str, Path]:
-    """Where each keeps them: the environment's choice, or else its default."""
+    """Return the folder of each cache: by its variable, or its default."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name, as torch has it, too
@@ -39,5 +38,5 @@ def _folders() -> dict[str, Path]:
 def _holds_anything(folder: Path) -> bool:
     try:
         return any(folder.iterdir())
-    except OSError:  # there is none
+    except OSError:  # it does not exist
         return False

@@ -1,4 +1,4 @@
-"""What compilers are told, and what those of this process took."""
+"""Settings of compilers, and the seconds that compilers of this process took."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _triton_s = 0.0
 
 
 def settle() -> None:
-    """Tell compilers, by variables that this process and its children see, what no chance may tell.
+    """Set variables of compilers for this process and its children, so that results are equal.
 
-    Triton takes torch's ptxas, if there is one. Inductor sets that when it first compiles, so that
-    the assembler of every other kernel would depend on what ran before it in its process, and a
-    process would not find what another has compiled. nvcc takes all cores for a file, if it can:
-    the instructions stay the same (all 301 kernels of FlashInfer 0.6.9's sampling, CUDA 13.0).
-    What the user has set stays.
+    Triton uses torch's ptxas, if there is one. Inductor sets that at its first compilation: without
+    this, the assembler of other kernels would depend on what ran before, and caches would miss.
+    nvcc uses all cores for a file, if it can: the instructions stay the same (all 301 kernels of
+    FlashInfer 0.6.9's sampling, CUDA 13.0). Variables that the user has set are kept.
     """
     torch = find_spec("torch")
     assembler = Path(torch.origin).parent / "bin" / "ptxas" if torch and torch.origin else None
@@ -35,7 +34,7 @@ def settle() -> None:
 
 
 def _nvcc_help() -> str:
-    """What the nvcc that FlashInfer would take says of its options; nothing without one."""
+    """Return the help text of the nvcc that FlashInfer would use, "" without nvcc."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     try:
@@ -55,8 +54,11 @@ def watch() -> None:
 
 
 def seconds() -> dict[str, float]:
-    """Seconds so far: triton since `watch`, also for Inductor; inductor and dynamo together;
-    programs: CPU time of those started and ended, such as nvcc and ptxas."""
+    """Return seconds so far by compiler.
+
+    triton: since `watch`, for Inductor too. inductor: with dynamo. programs: CPU time of ended
+    child processes, such as nvcc and ptxas.
+    """
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
@@ -67,7 +69,7 @@ def seconds() -> dict[str, float]:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; 0 where that is not told."""
+    """Return the seconds since this process was started; 0 if unknown."""
     try:
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a run was measured on and with: the record in env.json."""
+"""The record in env.json: machine, versions and commit of a run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SOURCE_PATHS = ("fsbench", "kernels", "baselines", "pyproject.toml")
 
 
 def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
-    """The environment record of a run on `device` ("cuda", "cuda:1" or "cpu").
+    """Return the environment record of a run on `device` ("cuda", "cuda:1" or "cpu").
 
-    `gpu`, `device` (its type) and `cpu` are what `Store.resume` compares. `gpu` is "" on a CPU;
-    versions of absent packages and git_sha and git_dirty outside a source tree are None. The
-    variable FSBENCH_COMMIT, for a tree that travelled to another machine, goes before git_sha, and
-    leaves git_dirty None.
+    `Store.resume` compares `gpu` ("" on a CPU), `device` (its type) and `cpu`. Versions of absent
+    packages are None, as are git_sha and git_dirty outside a source tree. The variable
+    FSBENCH_COMMIT, for a tree that was copied to another machine, replaces git_sha; git_dirty is
+    then None.
     """
     kind = torch.device(device).type
     git_sha, git_dirty = _named_commit(), None
@@ -76,7 +76,7 @@ def _named_commit() -> str | None:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether the sources differ from it) of a source tree; (None, None) elsewhere.
+    """Return (commit, whether the sources differ from it) of a source tree, else (None, None).
 
     Only the code counts as a difference: results written into the tree do not. A wheel installed
     somewhere below a foreign repository is not a source tree of ours.

@@ -1,4 +1,4 @@
-"""The GPUs and the CPU of this machine. GPUs are asked through NVML, so torch is not needed."""
+"""The GPUs and the CPU of this machine. GPUs are queried through NVML, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVENT_REASONS = {
     "HwPowerBrakeSlowdown": "hw_power_brake_slowdown",
     "DisplayClockSetting": "display_clock",
 }
-"""NVML's name of a clock event reason -> ours. Idle is none: it only says that nothing runs."""
+"""NVML's name of a clock event reason -> name in records. Idleness is left out."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _nvml() -> tuple[Any, str]:
 
 
 def _ask(query: str, *arguments: Any) -> Any:
-    """The answer of one NVML query, or None where this GPU or driver does not support it."""
+    """Return the answer of an NVML query, None if the GPU or driver does not support it."""
     nvml, _ = _nvml()
     try:
         return getattr(nvml, query)(*arguments)
@@ -60,26 +60,26 @@ def _ask(query: str, *arguments: Any) -> Any:
 
 
 def nvml_problem() -> str | None:
-    """Why NVML cannot be used here (no driver, no package), or None if it can."""
+    """Return why NVML cannot be used (no driver, no package), None if it can."""
     return _nvml()[1] or None
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU of this machine; none where NVML cannot be used (`nvml_problem` says why)."""
+    """Return the GPUs of this machine; [] if NVML cannot be used (see `nvml_problem`)."""
     nvml, _ = _nvml()
     if nvml is None:
         return []
     driver = _ask("nvmlSystemGetDriverVersion") or ""
-    found = []
+    devices = []
     for index in range(_ask("nvmlDeviceGetCount") or 0):
         handle = _ask("nvmlDeviceGetHandleByIndex", index)
-        if handle is None:  # fallen off the bus, or not ours to see
+        if handle is None:  # off the bus, or not visible to this process
             continue
         name = _ask("nvmlDeviceGetName", handle) or ""
         uuid = _ask("nvmlDeviceGetUUID", handle) or ""
         memory = _ask("nvmlDeviceGetMemoryInfo", handle)
         capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
-        found.append(
+        devices.append(
             Gpu(
                 index,
                 name,
@@ -89,13 +89,13 @@ def gpus() -> list[Gpu]:
                 tuple(capability) if capability else None,
             )
         )
-    return found
+    return devices
 
 
 def energy_mj(index: int | None) -> int | None:
-    """Energy that the GPU with this NVML index has used since its driver was loaded, mJ.
+    """Return the energy that a GPU has used since its driver was loaded, mJ; None if unknown.
 
-    NVML advances it every few tens of milliseconds. None where there is no such counter.
+    NVML advances the counter every few tens of milliseconds. index: NVML's.
     """
     nvml, _ = _nvml()
     handle = None if nvml is None or index is None else _ask("nvmlDeviceGetHandleByIndex", index)
@@ -103,10 +103,10 @@ def energy_mj(index: int | None) -> int | None:
 
 
 def clocks(index: int | None) -> dict[str, Any]:
-    """The state of the GPU with this NVML index, now; {} if there is none (index None, no NVML).
+    """Return the state of the GPU with this NVML index; {} without one.
 
-    sm_mhz, mem_mhz, power_w, temperature_c, each None where not supported, and throttle: names of
-    the reasons that hold clocks down, idleness apart.
+    Keys: sm_mhz, mem_mhz, power_w, temperature_c (each None if not supported), and throttle: the
+    reasons that hold clocks down, without idleness.
     """
     nvml, _ = _nvml()
     handle = None if nvml is None or index is None else _ask("nvmlDeviceGetHandleByIndex", index)
@@ -128,7 +128,7 @@ def clocks(index: int | None) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The CPU's marketing name, or what the platform knows (the architecture, at least)."""
+    """Return the CPU's marketing name, or at least its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def even_sizes(V: int, ranks: int) -> list[int]:
-    """Rows of each rank as engines split them: V / ranks, the first ones one more if need be."""
+    """Return the rows of each rank as engines split them: V / ranks, rounded up for the first."""
     return [V // ranks + (rank < V % ranks) for rank in range(ranks)]
 
 
@@ -35,10 +35,10 @@ def _loopback() -> str:
 
 @dataclass(frozen=True)
 class Team:
-    """This process as one of `ranks`.
+    """This process as one of `ranks` ranks.
 
-    group: what samplers use: NCCL between GPUs, gloo between CPUs.
-    control: gloo; what the harness agrees over, also while GPUs are at work.
+    group: process group for samplers: NCCL between GPUs, gloo between CPUs.
+    control: gloo group for the harness, which works while GPUs are busy.
     """
 
     rank: int
@@ -49,12 +49,12 @@ class Team:
 
     @classmethod
     def join(cls, device: str, rank: int, ranks: int, meet: str, seconds: float) -> Team:
-        """Meet the other ranks; blocks until all are there.
+        """Meet the other ranks; block until all have come.
 
         Args:
             device: "cuda" (the current one) or "cpu".
-            meet: where: `init_method` of torch.distributed.
-            seconds: after which waiting for another rank is an error (RuntimeError).
+            meet: `init_method` of torch.distributed.
+            seconds: timeout of waiting for another rank (RuntimeError).
         """
         if _is_one_host(ranks, meet):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
@@ -72,29 +72,29 @@ class Team:
         return cls(rank, ranks, device, dist.group.WORLD, control)
 
     def leave(self) -> None:
-        """Part from the other ranks; all of them call, after their last collective.
+        """Destroy the process groups; all ranks call, after their last collective.
 
-        A process that ends without this may be aborted: a thread of gloo's that lets go of a tensor
-        while Python shuts down is unwound, which C++ answers with std::terminate.
+        Without this call a process may abort at its end: a thread of gloo that releases a tensor
+        while Python shuts down makes C++ call std::terminate.
         """
         dist.destroy_process_group()
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, in their order. All ranks call."""
+        """Return the value of every rank, in rank order. All ranks call."""
         values: list[Any] = [None] * self.ranks
         dist.all_gather_object(values, value, self.control)
         return values
 
     def shard(self, weight: Tensor) -> Shard:
-        """This rank's rows of a whole weight [V, D]: a view."""
+        """Return this rank's rows of a whole weight [V, D], as a view."""
         sizes = even_sizes(len(weight), self.ranks)
         first = sum(sizes[: self.rank])
         rows = weight[first : first + sizes[self.rank]]
         return Shard(rows, tuple(sizes), self.rank, self.group)
 
     def align(self) -> None:
-        """Let what the ranks start next begin at the same time, on their GPUs' current streams.
+        """Queue an all-reduce of one number, so that the next work of all ranks starts together.
 
-        An all-reduce of one number: no rank's ends before the last one's has begun.
+        No rank's all-reduce ends before the last rank's has begun.
         """
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)

@@ -1,4 +1,4 @@
-"""The gate: what a sampler must pass before it is timed, at a dtype and temperature."""
+"""The gate: checks that a sampler must pass before it is timed, once per dtype and temperature."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from fsbench.problem import Problem
 from fsbench.provider import Provider
 from fsbench.verify.check import Setting
 
+GateKey = tuple[str, Setting]
+"""Name of a sampler, and the setting it is verified for."""
+
 
 def setting_of(problem: Problem) -> Setting:
-    """What of a problem the gate asks: with filters, it is verified with the same, whichever."""
-    truncated = bool(problem.filters or problem.penalties)
+    """Return the setting of `verify` for a problem. All filters share one setting."""
+    has_filters = bool(problem.filters or problem.penalties)
     return Setting(
-        problem.device, problem.dtype, problem.temperature, truncated, weights=problem.weights
+        problem.device, problem.dtype, problem.temperature, has_filters, weights=problem.weights
     )
 
 
-def gate(
-    provider: Provider, problem: Problem, checked: Callable[[str], None] = lambda name: None
+def failed_checks(
+    provider: Provider, problem: Problem, on_check: Callable[[str], None] = lambda name: None
 ) -> str:
-    """What the sampler failed, "" if in nothing. checked: called after each check.
+    """Verify a sampler for a problem; return the failed checks with details, "" if it passes.
 
-    Raises: as verify.verify.
+    Args:
+        on_check: called after each check with its name.
+
+    Raises:
+        Whatever verify.verify raises.
     """
     failed = []
     for check in verify.verify(provider, setting_of(problem)):
-        checked(check.name)
+        on_check(check.name)
         if not check.passed:
             failed.append(f"{check.name}: {check.detail}")
     return "; ".join(failed)

@@ -96,7 +96,11 @@ def idle_watts(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Return the power of an idle GPU, by the same counter. Raises DeviceUnavailable likewise."""
+    """Return the power of an idle GPU, by the same counter.
+
+    Raises:
+        DeviceUnavailable: as `run_loop` with idle_w.
+    """
     begin = clock()
     readings: list[Reading] = []
     while not readings or readings[-1].at_s < begin + LEAD_S + seconds:

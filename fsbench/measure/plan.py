@@ -1,4 +1,4 @@
-"""What `fsbench run` measures, and how: a plan, which the runner carries out."""
+"""Plan and job of `fsbench run`: plain data that every process of a run gets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from fsbench.records.cell import Cell, Conditions
 if TYPE_CHECKING:
     from fsbench.verify.check import Setting
 
-_MOST_HELPERS = 12
+_MOST_WARMERS = 12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure and how. Problems that share a weight should stand together.
+    """Problems, samplers and effort. Problems that share a weight should be adjacent.
 
+    graph: replay a CUDA graph where the sampler allows it.
     warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
-    graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
-    seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
-    energy_s, sustained_s: seconds of a loop that measures each cell's energy, or its back-to-back
-        steps, once it is timed; None: no loop.
-    given_up: cells to leave out. last: a cell to measure by itself, after all others.
+    seed: of inputs and noise, an int64.
+    check: verify before timing.
+    forms: also time FORMS of fused samplers.
+    energy_s, sustained_s: seconds of a loop after timing that measures a cell's energy, or its
+        back-to-back steps; None: no loop.
+    given_up: cells to leave out. last: a cell to measure alone, after all others.
     """
 
     problems: list[Problem]
@@ -68,14 +70,14 @@ class Plan:
             raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
 
     def iterations(self, number: int) -> int:
-        """Timed iterations of one round; the first rounds take the remainder."""
+        """Return the timed iterations of a round; the first rounds take the remainder."""
         return self.iters // self.rounds + (number < self.iters % self.rounds)
 
     def turns(self, names: Iterable[str], number: int) -> list[str]:
-        """The samplers in the order of their turns in a round.
+        """Return the samplers in the order of their turns in a round.
 
-        A random order of `seed`; every second round has the reverse of the one before, so that over
-        both each sampler stands in the middle. It does not depend on which others there are.
+        The order is random by `seed`; every second round reverses the previous one, so over both
+        each sampler has the same mean position. Other samplers do not change the relative order.
         """
 
         def key(name: str) -> float:
@@ -83,27 +85,29 @@ class Plan:
 
         return sorted(names, key=key, reverse=number % 2 == 1)
 
-    def helpers(self, asked: int | None) -> int:
-        """How many processes compile ahead: by default on a GPU, and what fits a quarter of it."""
+    def num_warmers(self, requested: int | None) -> int:
+        """Return the number of compile processes; by default what fits a quarter of a GPU."""
         if any(entry.provider and entry.provider.tunes for entry in self.providers):
             return 0
-        if asked is not None or self.problems[0].device == "cpu":
-            return asked or 0
+        if requested is not None or self.problems[0].device == "cpu":
+            return requested or 0
         memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
         largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in self.problems)
-        return max(0, min(_MOST_HELPERS, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
+        return max(0, min(_MOST_WARMERS, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
 
     def cells(self, gpu: str, timer: str, l2: str) -> list[Cell]:
-        """The cells of all samplers that were found, in order, whether they are able or not."""
-        found = [entry for entry in self.providers if entry.provider]
+        """Return the cells of all samplers that could be imported, in order."""
+        entries = [entry for entry in self.providers if entry.provider]
         return [
-            self.cell(one, problem, gpu, timer, l2) for problem in self.problems for one in found
+            self.cell(one, problem, gpu, timer, l2) for problem in self.problems for one in entries
         ]
 
     def cell(self, entry: Found, problem: Problem, gpu: str, timer: str, l2: str) -> Cell:
-        """The cell of a sampler on a problem, as this plan measures it.
+        """Return the cell of a sampler on a problem, as this plan measures it.
 
-        gpu: its name, "" on a CPU. timer, l2: see Timer.
+        Args:
+            gpu: name of the GPU, "" on a CPU.
+            timer, l2: see Timer.
         """
         provider = entry.provider
         if provider is None:
@@ -124,13 +128,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """What every process of a run is told; plain data, since it crosses processes.
+    """Instructions for every process of a run; plain data that can be pickled.
 
-    plan: without its providers, which are found again by `names`, `provider_paths` and `reasons`
-        (fsbench.discover). indices: of the GPUs, one per rank. timer: its own name. seconds: that
-        all may be silent. together: the processes are ranks that share the vocabulary, if only one.
-    warmers: processes that compile ahead. ahead: see Preparation. gate: see Outcomes. began: when
-        its time starts to count, on time.monotonic.
+    plan: its providers are not pickled; a process discovers them by `names`, `provider_paths` and
+        `reasons` (fsbench.discover).
+    indices: GPU indices, one per rank.
+    timer: name of the timer.
+    seconds: how long all processes may be silent.
+    together: the processes are ranks that share the vocabulary.
+    warmers: number of compile processes.
+    first_call_s: see Preparation. gate: see Recorder.
+    began: time.monotonic() at which the phase "start" began.
     """
 
     plan: Plan
@@ -144,30 +152,30 @@ class Job:
     seconds: float
     together: bool = False
     warmers: int = 0
-    ahead: dict[tuple[str, Problem], float] = field(default_factory=dict)
+    first_call_s: dict[tuple[str, Problem], float] = field(default_factory=dict)
     gate: dict[tuple[str, Setting], str] = field(default_factory=dict)
     began: float | None = None
 
     @property
     def ranks(self) -> int:
-        """How many."""
+        """Return the number of ranks."""
         return len(self.indices)
 
 
 def torchrun_rank(degrees: list[int], folder: Path | None) -> int | None:
-    """This process's rank, if torchrun started it (its variables say so), else None."""
+    """Return this process's rank if torchrun started it (by its variables), else None."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    given = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
-    for name, value in given.items():
+    variables = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
+    for name, value in variables.items():
         if not value.isdecimal():
             raise InvalidArgument(
                 f"{name}: expected the number that torchrun sets, since TORCHELASTIC_RUN_ID is "
                 f"set; got {value!r}"
             )
-    ranks = int(given["WORLD_SIZE"])
+    ranks = int(variables["WORLD_SIZE"])
     if degrees != [ranks]:
         raise InvalidArgument(f"--tp: expected {ranks}, the ranks of torchrun; got {degrees}")
     if folder is None:
         raise InvalidArgument("--out: expected a folder, which all ranks of torchrun share")
-    return int(given["RANK"])
+    return int(variables["RANK"])

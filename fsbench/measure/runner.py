@@ -1,7 +1,7 @@
 """The measuring loop: times all samplers of a problem in rounds.
 
-For each problem the samplers take turns, in another order every round (Plan.turns), so that drift
-of clocks and temperature falls on all of them alike (docs/design/methodology.md). Every round of
+For each problem the samplers take turns, in another order every round (Plan.turns), so drift of
+clocks and temperature affects all of them equally (docs/design/methodology.md). Every round of
 every cell is on disk before the next starts; a resumed run measures only the rounds that are
 missing.
 """
@@ -21,9 +21,9 @@ from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
 from fsbench.measure import loops
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import Contender, Preparation, work_list
+from fsbench.measure.preparation import Contender, Preparation, work_list
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.time_left import TimeLeft
 from fsbench.problem import Problem
 from fsbench.records.cell import Host, Loop, Round
@@ -32,23 +32,23 @@ from fsbench.timers import Timer, gpu
 
 @dataclass
 class Runner:
-    """Carries out a plan on the current CUDA device, or on the CPU.
+    """Measures a plan on the current CUDA device, or on the CPU. Each rank has one.
 
-    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read;
-    ahead: see Preparation. Of ranks that measure together each has a Runner of its own; the
-    problems then have `tp` ranks.
+    gpu_name, nvml_index: the device's name and NVML index; "" and None on a CPU.
+    read_clock: SmClock.read.
+    first_call_s: see Preparation.
 
     Raises:
         DeviceUnavailable: energy is asked for, and this device has no counter of it.
     """
 
     plan: Plan
-    outcomes: Outcomes
+    recorder: Recorder
     timer: Timer
     gpu_name: str = ""
     nvml_index: int | None = None
     read_clock: Callable[[], Tensor] | None = None
-    ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
+    first_call_s: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -59,19 +59,19 @@ class Runner:
 
     def run(self) -> None:
         """Measure every cell of the plan that the store lacks."""
-        plan, outcomes = self.plan, self.outcomes
-        batches = work_list(plan, outcomes, self.gpu_name, self.timer.name, self.timer.l2)
-        outcomes.expect(
+        plan, recorder = self.plan, self.recorder
+        batches = work_list(plan, recorder, self.gpu_name, self.timer.name, self.timer.l2)
+        recorder.expect(
             len(plan.problems) * len(plan.providers),
             [cell for batch in batches for _, cell in batch.samplers],
             plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
-        preparation = Preparation(plan, outcomes, self.ahead)
+        preparation = Preparation(plan, recorder, self.first_call_s)
         for batch in batches:
-            self._measure(*preparation.ready(batch))  # kept by nothing here
+            self._measure(*preparation.ready(batch))  # no reference is kept: memory is freed
             for _, cell in batch.samplers:
-                outcomes.finish(cell)
-        outcomes.report(outcomes.total, outcomes.total, "done", TimeLeft(0.0))
+                recorder.finish(cell)
+        recorder.report(recorder.total, recorder.total, "done", TimeLeft(0.0))
 
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)
@@ -82,14 +82,14 @@ class Runner:
 
         `offset` advances before every step: fresh noise each time.
         """
-        store = self.outcomes.store
+        store = self.recorder.store
 
         for number in range(self.plan.rounds):
             for turn, contender in self._turns(contenders, number):
                 cell = contender.cell
                 record = store.record(cell)
                 if number not in record.rounds:
-                    measured = self.outcomes.part(
+                    measured = self.recorder.part(
                         cell,
                         f", round {number + 1} of {self.plan.rounds}",
                         "timing",
@@ -102,7 +102,7 @@ class Runner:
                 for form, step in list(contender.forms.items()):
                     if number in record.forms.get(form, {}):
                         continue
-                    measured = self.outcomes.extra(
+                    measured = self.recorder.extra(
                         cell, form, partial(self._round, contender, step, number, turn, offset)
                     )
                     if measured is None:
@@ -111,16 +111,16 @@ class Runner:
                         store.append_form(cell, form, number, measured)
 
     def _turns(self, contenders: list[Contender], number: int) -> list[tuple[int, Contender]]:
-        """(turn, contender) in the order of a round; those measured before keep their turns."""
-        here = {contender.cell.provider: contender for contender in contenders}
+        """Return (turn, contender) in the order of a round; measured ones keep their turns."""
+        by_name = {contender.cell.provider: contender for contender in contenders}
         problems = {contender.cell.problem for contender in contenders}
         before = [
             record.cell.provider
-            for record in self.outcomes.store.records
+            for record in self.recorder.store.records
             if number in record.rounds and record.cell.problem in problems
         ]
-        names = self.plan.turns({*here, *before}, number)
-        return [(turn, here[name]) for turn, name in enumerate(names) if name in here]
+        names = self.plan.turns({*by_name, *before}, number)
+        return [(turn, by_name[name]) for turn, name in enumerate(names) if name in by_name]
 
     def _round(
         self,
@@ -130,10 +130,10 @@ class Runner:
         turn: int,
         offset: Tensor,
     ) -> Round:
-        """One round of a contender's step, or of a form of it, with the state of the GPU around it.
+        """Time one round of a contender's step or form; record the state of the GPU around it.
 
         Raises:
-            VerificationFailed: it wrote into what all samplers read.
+            VerificationFailed: the sampler wrote into inputs that all samplers share.
         """
         expected = int(offset)
 
@@ -158,9 +158,9 @@ class Runner:
 
     def _measure_extras(self, contenders: list[Contender], offset: Tensor) -> None:
         """Measure what is asked for in addition to time, after all timing of the problem."""
-        plan, store = self.plan, self.outcomes.store
+        plan, store = self.plan, self.recorder.store
         works: dict[str, Callable[[Contender], Loop | Host]] = {}
-        if not self.outcomes.team and all(
+        if not self.recorder.team and all(
             is_asynchronous(c.cell.problem.device) for c in contenders
         ):
             works["host"] = lambda c: loops.host_time(
@@ -175,7 +175,7 @@ class Runner:
                 cell = contender.cell
                 if getattr(store.record(cell), name) is not None:
                     continue
-                if measured := self.outcomes.extra(cell, name, partial(work, contender)):
+                if measured := self.recorder.extra(cell, name, partial(work, contender)):
                     store.append_extra(cell, name, measured)
 
     def _energy(self, offset: Tensor, seconds: float, contender: Contender) -> Loop:
@@ -194,10 +194,10 @@ class Runner:
         return loops.run_loop(queue, partial(hardware.energy_mj, self.nvml_index), seconds)
 
     def _slowest(self, measured: Round) -> Round:
-        """Of each step the time of the rank that took longest; the rest is this rank's."""
-        if self.outcomes.team is None:
+        """Return the round with each step's time taken from the slowest rank."""
+        if self.recorder.team is None:
             return measured
-        spans = self.outcomes.team.gather(measured.span_us)
+        spans = self.recorder.team.gather(measured.span_us)
         return replace(measured, span_us=[max(times) for times in zip(*spans, strict=True)])
 
 
@@ -226,7 +226,7 @@ def queue_steps(
 
 @dataclass(frozen=True)
 class _Moment:
-    """Time at which a CPU was done, s; stands for an event of a GPU."""
+    """Time at which a CPU was done, s, in place of an event of a GPU."""
 
     at_s: float
 
@@ -239,6 +239,6 @@ class _Moment:
 
 
 def _combined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Clocks after the round (the GPU is warm then), throttle reasons of either end."""
+    """Return clocks after the round, when the GPU is warm, and throttle reasons of both ends."""
     throttle = {*before.get("throttle", []), *after.get("throttle", [])}
     return {**after, "throttle": sorted(throttle)} if after else {}

@@ -1,7 +1,7 @@
-"""What the server of a run does when it ends: it removes the folder of its socket.
+"""Removes the folder of the fork server's socket when the server ends.
 
-The server imports this first, and nothing else does. The process that started the server removes
-the folder too, but not if it was killed.
+Only the server imports this file, before anything else. The process that started the server removes
+the folder too, unless it was killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The server from which the processes of a run are started, and how these end with the run.
+"""The fork server that starts the processes of a run, and how they end with the run.
 
-The server has what takes seconds to import, so that all of them start at once. It imports that
-while the command line itself does.
+The server imports torch once, while the command checks its arguments, so processes start fast.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from fsbench.errors import UnusableFile
 from fsbench.machine import compilers
 
 FOLDER = "FSBENCH_SERVER_FOLDER"
-"""Variable by which the server is told the folder of its socket (fsbench.measure.served)."""
+"""Variable with the folder of the server's socket (fsbench.measure.served)."""
 
 OWNER = "fsbench-owner"
 """File in a temporary folder with the id of the process that it belongs to."""
 
 _SILENT = "ignore:resource_tracker:UserWarning"
-"""Processes that are ended leave semaphores; Python's tracker removes them, and says so."""
+"""Killed processes leave semaphores; Python's tracker removes them with this warning."""
 
 _PR_SET_PDEATHSIG = 1
-_LONGEST_SOCKET = 80  # of the folder of a socket whose path has at most 107 bytes
+_LONGEST_SOCKET = 80  # bytes of the folder: a socket's path has at most 107
 
 
 def start() -> ForkServerContext:
-    """Start it, if it does not run yet, and return at once: what starts processes from it.
+    """Start the server if it does not run yet; return at once a context for its processes.
 
-    Their compilers are settled. Ctrl-C does not reach the server.
+    Variables for compilers are set. Ctrl-C does not reach the server.
 
     Raises:
-        UnusableFile: there is no folder for temporary files, or its name is too long for a socket.
+        UnusableFile: TMPDIR cannot be written to, or its name is too long for a socket.
     """
     compilers.settle()
-    if _SILENT not in sys.warnoptions:  # which are those of children, too
+    if _SILENT not in sys.warnoptions:  # children inherit them
         sys.warnoptions.append(_SILENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fsbench.measure.served", "fsbench.measure.worker"])
@@ -70,7 +69,8 @@ def start() -> ForkServerContext:
 
 def _remove_folders_of_dead_owners(folder: Path) -> None:
     """Mark a temporary folder as this process's; remove those whose process was killed."""
-    (folder / OWNER).write_text(f"{os.getpid()}")
+    if multiprocessing.parent_process() is None:  # else it is the parent's folder
+        (folder / OWNER).write_text(f"{os.getpid()}")
     for mark in folder.parent.glob(f"pymp-*/{OWNER}"):
         with suppress(OSError, ValueError):  # removed meanwhile, or another user's
             if not Path(f"/proc/{int(mark.read_text())}").exists():
@@ -78,11 +78,11 @@ def _remove_folders_of_dead_owners(folder: Path) -> None:
 
 
 def end_with_server() -> None:
-    """Tie a process that the server forked to it: they end together, whatever either is doing.
+    """Make a process that the server forked end with the server, whatever either is doing.
 
-    The kernel ends this process with the server. The server ends with the process that started it,
-    if no child holds the server's descriptor. The process becomes the leader of a group, so that
-    what a compiler starts can be ended with it, and Ctrl-C reaches the parent alone.
+    The kernel kills this process with the server. The server ends with the process that started
+    it, if no child holds the server's descriptor. This process becomes the leader of a group, so
+    that processes of compilers end with it, and Ctrl-C reaches the parent alone.
     """
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

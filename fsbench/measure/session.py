@@ -1,4 +1,4 @@
-"""A run of `fsbench run`: the results folder, its store, the processes that measure, the export."""
+"""A session of `fsbench run`: results folder, store, measuring processes and export."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import pandas as pd
 
 from fsbench.machine import compilers
 from fsbench.measure import supervisor
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Job, torchrun_rank
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.records.store import Store, own_folder, require_empty
+from fsbench.records.store import Store, make_folder, require_empty
 
 
 @dataclass
 class Session:
-    """What is measured, and where results go.
+    """Measures a job and keeps its results in a folder.
 
-    facts: the record for env.json, with the options of the run. out, resume: an empty folder, or
-    one to continue; without both a folder is made when the first cell is ready. suffix: part of the
-    folder's name that tells several GPUs apart.
+    facts: the record for env.json, with the options of the run.
+    out, resume: an empty folder, or one to continue; without both a folder is made when the first
+        cell is ready.
+    suffix: last part of the folder's name, which differs between GPUs.
 
     Raises:
         ResultsError: the folder cannot be used.
@@ -55,21 +56,21 @@ class Session:
 
     @property
     def exports(self) -> bool:
-        """Whether this process writes the results; of torchrun's ranks the first one does."""
+        """Return whether this process writes the results; only the first rank of torchrun does."""
         return self._rank in (None, 0)
 
     @property
     def store(self) -> Store:
-        """The store, made when it is first needed."""
+        """Return the store, made at the first use."""
         if self._store is None:
-            folder = self.out or own_folder(self.facts, self.suffix)
+            folder = self.out or make_folder(self.facts, self.suffix)
             self._store = Store.create(folder, self.facts)
         return self._store
 
     def measure(self, report: Report) -> None:
-        """Measure what the store lacks: with each number of ranks in turn, in processes of its own.
+        """Measure what the store lacks, with each number of ranks in turn, in new processes.
 
-        Of torchrun's processes each measures as one of the ranks.
+        Under torchrun this process measures as one of the ranks.
         """
         if self._rank is not None:
             self._measure_as_rank(self._rank, report)
@@ -87,7 +88,7 @@ class Session:
         return list(dict.fromkeys(problem.tp for problem in self.job.plan.problems))
 
     def _unmeasured(self, degree: int) -> list[Cell]:
-        """The cells that have not all their rounds, for compiling ahead."""
+        """Return the cells that lack rounds, for compiling ahead."""
         job = self.job
         cells = job.plan.cells(self.facts["gpu"], job.timer, job.l2)
         records = self._store.records if self._store else []
@@ -97,27 +98,27 @@ class Session:
     def _measure_as_rank(self, rank: int, report: Report) -> None:
         compilers.settle()
         store = self.store
-        outcomes = Outcomes(store, begin=store.begin)
+        recorder = Recorder(store, begin=store.begin)
         if rank == 0:
-            outcomes.report = report.report
-            outcomes.finished = lambda cell, s: report.finished(store.record(cell), s)
+            recorder.report = report.report
+            recorder.finished = lambda cell, s: report.finished(store.record(cell), s)
         job = replace(self.job, plan=replace(self.job.plan, providers=[], last=store.interrupted))
-        runner = ready_runner(job, rank, "env://", outcomes)
-        assert outcomes.team is not None
-        records, last = outcomes.team.gather((store.records, store.interrupted))[0]
-        store.know(records)
+        runner = ready_runner(job, rank, "env://", recorder)
+        assert recorder.team is not None
+        records, last = recorder.team.gather((store.records, store.interrupted))[0]
+        store.replace_records(records)
         runner.plan = replace(runner.plan, last=last)
         carry_out(runner)
 
     def export(self) -> tuple[pd.DataFrame, list[CellRecord], list[Path]]:
-        """Write what follows from the samples alone: the rows, the records, further files."""
+        """Write results.csv and breakdown.csv; return the rows, the records and further files."""
         folder, records = self.store.folder, self.store.records
         table = summary.export_csv(folder, records)
         kernels = breakdown.export_csv(folder, records)
         return table, records, [kernels] if kernels else []
 
     def advice(self) -> str:
-        """How to go on after the run was stopped; "" if nothing was begun."""
+        """Return how to continue a stopped run; "" if it has no folder yet."""
         if self._store is None or not self.exports:
             return ""
         folder = self._store.where()
@@ -126,6 +127,6 @@ class Session:
         return f"to continue: fsbench run --resume {shlex.quote(str(folder))}"
 
     def close(self) -> None:
-        """Close the store; the folder stays readable and can be resumed."""
+        """Close the store; the folder can be read and resumed."""
         if self._store is not None:
             self._store.close()

@@ -1,6 +1,6 @@
 """Seconds of a run by cell and phase, and an estimate of the time left.
 
-Phases, in the order in which a cell meets them:
+Phases, in the order of a cell:
 
     start        start the process: imports, CUDA, the timer
     inputs       make weight and hidden
@@ -10,7 +10,7 @@ Phases, in the order in which a cell meets them:
     capture      capture the CUDA graph and warm up
     timing       the rounds
     beside       energy, sustained load, forms
-    other        time of no cell
+    other        between cells
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PhaseTimes:
         return TimeLeft(max(0.0, self._end - self._clock()), self._is_guess)
 
     def finish(self, open_cells: Collection[Cell]) -> None:
-        """Estimate the time left anew, after a cell; open_cells: those that are not finished.
+        """Estimate the time left again, after a cell. open_cells: those that are not finished.
 
         A cell takes as long as the last one of its sampler, less what a first cell does once: the
         gate and most of a long first call. An unseen sampler takes as long as the others.
@@ -99,9 +99,9 @@ class PhaseTimes:
             for name, cells in finished.items()
         }
         usual, usual_first = mean(per_cell.values()), mean(first_only.values())
-        left = sum(max(0.0, per_cell.get(c.provider, usual) - self.total(c)) for c in open_cells)
+        left_s = sum(max(0.0, per_cell.get(c.provider, usual) - self.total(c)) for c in open_cells)
         unseen = {cell.provider for cell in open_cells} - set(finished)
-        self._end = self._clock() + left + usual_first * len(unseen)
+        self._end = self._clock() + left_s + usual_first * len(unseen)
         self._is_guess = bool(unseen)
 
     def _first_only(self, cell: Cell) -> float:

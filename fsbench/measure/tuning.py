@@ -1,4 +1,4 @@
-"""Chooses tile shapes by time: the work of `fsbench tune`.
+"""Choose tile shapes by time, for `fsbench tune`.
 
 On one problem (a bucket's largest B, and an LM head) each config of a kernel is compiled, draws
 once and is held to the oracle, and is then timed in rounds that interleave the configs. A bucket
@@ -29,7 +29,7 @@ from fsbench.provider import Kind, Launch, Provider, Tuning
 from fsbench.timers import Timer
 
 SLACK = 1.005
-"""A config that takes at most this times as long as the fastest is as good: times waver so much."""
+"""Times vary by this factor: a config is as good as the fastest within it."""
 ROUNDS = 3
 ITERATIONS = 10
 _WORKERS = 16  # each has a CUDA context, half a GB of the GPU's memory
@@ -54,13 +54,14 @@ def measure(
     timer: Timer,
     report: Callable[[float, int, str], None],
 ) -> Iterator[list[Timing]]:
-    """Time a kernel's configs, at most `limit` of them, on one problem after the other.
+    """Time a kernel's configs, at most `limit` of them; yield the timings of each problem.
 
-    provider: with a `tuning`, found by discover(paths).
-    problems: those that share a weight stand together.
-    report: see `Runner.report`; a cell is a config on a problem.
+    Args:
+        provider: has a `tuning`; discover(paths) lists it.
+        problems: those that share a weight are adjacent.
+        report: see `Recorder.report`; a cell is a config on a problem.
     """
-    tuning = of(provider)
+    tuning = tuning_of(provider)
     todo = {problem: tuning.configs(problem)[:limit] for problem in problems}
     total = sum(map(len, todo.values()))
     done = 0.0
@@ -84,8 +85,8 @@ def measure(
     report(total, total, "done")
 
 
-def of(provider: Provider) -> Tuning:
-    """The tuning of a provider that has one."""
+def tuning_of(provider: Provider) -> Tuning:
+    """Return the tuning of a provider that has one."""
     assert provider.tuning is not None
     return provider.tuning
 
@@ -108,12 +109,12 @@ def _compile_all(
 
 
 def _compile(name: str, paths: Sequence[Path], problem: Problem, config: Any) -> str:
-    """By a launch on a small vocabulary, for which the same code is generated."""
+    """Compile a config by a launch on a small vocabulary, which has the same code."""
     small = replace(problem, V=min(problem.V, 1024))
     try:
         provider = available(discover(paths)[name], problem.device)
         weight, hidden = inputs.make_weight(small, 0), inputs.make_hidden(small, 0)
-        _step(of(provider).build(small, weight, config), hidden)()
+        _step(tuning_of(provider).build(small, weight, config), hidden)()
         if problem.device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # too much shared memory or registers: a fact about the config
@@ -149,7 +150,7 @@ def time_configs(
         if notes[config]:
             continue
         try:
-            step = _step(of(provider).build(problem, weight, config), hidden)
+            step = _step(tuning_of(provider).build(problem, weight, config), hidden)
             if expected.accepts(step()).all():
                 steps[config] = step
             else:
@@ -198,15 +199,15 @@ def select(timings: Sequence[Timing]) -> list[tuple[int | None, Any]]:
 
 def _times_by_d(timings: Sequence[Timing]) -> dict[int, dict[Any, float]]:
     """D, ascending -> config -> microseconds: over the V of that D, if each has a time."""
-    found: dict[int, dict[Any, float]] = {}
+    by_d: dict[int, dict[Any, float]] = {}
     for D in sorted({timing.problem.D for timing in timings}):
-        at = [timing for timing in timings if timing.problem.D == D]
-        heads = len({timing.problem.V for timing in at})
+        of_d = [timing for timing in timings if timing.problem.D == D]
+        heads = len({timing.problem.V for timing in of_d})
         times: dict[Any, list[float]] = {}
-        for timing in at:
+        for timing in of_d:
             if timing.median_us is not None:
                 times.setdefault(timing.config, []).append(timing.median_us)
         kept = {config: geometric_mean(us) for config, us in times.items() if len(us) == heads}
         if kept:
-            found[D] = kept
-    return found
+            by_d[D] = kept
+    return by_d

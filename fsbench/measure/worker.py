@@ -1,4 +1,4 @@
-"""The work of a measuring process, which is told what to do and tells what it found."""
+"""A measuring process: gets a Job, measures it, and sends messages to the supervisor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
 from fsbench.measure.distributed import Team
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Job
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.measure.server import end_with_server
 from fsbench.measure.time_left import PhaseTimes, TimeLeft
@@ -27,19 +27,23 @@ from fsbench.timers import gpu, make_timer
 
 
 class Report(Protocol):
-    """Shows what a run does."""
+    """Shows the progress of a run."""
 
-    def report(self, done: float, total: int, activity: str, left: TimeLeft | None = None) -> None:
-        """See `Outcomes.report`."""
+    def report(
+        self, done: float, total: int, activity: str, time_left: TimeLeft | None = None
+    ) -> None:
+        """Show progress, see `Recorder.report`."""
 
     def finished(self, record: CellRecord, seconds: float) -> None:
-        """Nothing is left to do for a cell, which took so long."""
+        """Show a finished cell and the seconds it took."""
 
 
-def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
-    """What measures the job as one of its ranks, in this process, once outcomes has its records.
+def ready_runner(job: Job, rank: int, meet: str, recorder: Recorder) -> Runner:
+    """Return the runner of one rank of a job in this process; ranks meet here.
 
-    meet: where ranks meet, see Team.join.
+    Args:
+        recorder: gets the team of ranks. Its store must have the records before the runner runs.
+        meet: where ranks meet, see Team.join.
     """
     gpu_name, nvml_index = "", None
     if job.device == "cuda":
@@ -47,65 +51,65 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
         gpu_name = torch.cuda.get_device_name()
         nvml_index = device_state.nvml_index(job.indices[rank])
     if job.together:
-        outcomes.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
-    align = outcomes.team.align if outcomes.team else None
+        recorder.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
+    align = recorder.team.align if recorder.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
-    found = discover(map(Path, job.provider_paths), job.reasons)
-    plan = replace(job.plan, providers=select(found, job.names))
+    samplers = discover(map(Path, job.provider_paths), job.reasons)
+    plan = replace(job.plan, providers=select(samplers, job.names))
     read_clock = None
     if job.device == "cuda":
-        with suppress(Exception):  # no compiler here: the clock stays unknown, as without NVML
+        with suppress(Exception):  # without a compiler the clock is unknown, as without NVML
             read_clock = gpu.sm_clock.SmClock().read
-    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock, job.ahead)
+    return Runner(plan, recorder, timer, gpu_name, nvml_index, read_clock, job.first_call_s)
 
 
 def carry_out(runner: Runner) -> None:
-    """Measure; ranks end together."""
+    """Run the runner; ranks end together."""
     runner.run()
-    if team := runner.outcomes.team:
+    if team := runner.recorder.team:
         team.gather(None)
         team.leave()
 
 
-def main(job: Job, rank: int, meet: str, line: Connection) -> None:
-    """The whole of a process. It tells what it does by `line`, and ends with who started it.
+def main(job: Job, rank: int, meet: str, pipe: Connection) -> None:
+    """Run a measuring process, which ends with the process that started it.
 
-    Messages are (kind, value). Of "ready", "cell" and "line" the answer is waited for: records;
-    nothing, once it is on disk.
+    Messages are (kind, value). After "ready" the answer is the records; after "cell" and "line" it
+    is None, once they are on disk.
     """
     end_with_server()
 
-    def tell(kind: str, *value: object) -> None:
-        line.send((kind, value))
+    def send(kind: str, *value: object) -> None:
+        pipe.send((kind, value))
 
     def ask(kind: str, *value: object) -> Any:
-        tell(kind, *value)
-        return line.recv()
+        send(kind, *value)
+        return pipe.recv()
 
-    first = rank == 0
+    is_first = rank == 0
     try:
-        outcomes = Outcomes(
-            Store.replica(write=lambda *written: ask("line", *written) if first else None),
-            report=lambda *progress: tell("progress", *progress) if first else None,
-            begin=lambda cell: ask("cell", cell) if first else None,
-            troubled=lambda *trouble: tell("trouble", *trouble),
-            finished=lambda *cell: tell("finished", *cell) if first else None,
-            verified=lambda *verdict: tell("verified", *verdict) if first else None,
+        recorder = Recorder(
+            Store.replica(write=lambda *written: ask("line", *written) if is_first else None),
+            report=lambda *progress: send("progress", *progress) if is_first else None,
+            begin=lambda cell: ask("cell", cell) if is_first else None,
+            troubled=lambda *trouble: send("trouble", *trouble),
+            finished=lambda *cell: send("finished", *cell) if is_first else None,
+            verified=lambda *verdict: send("verified", *verdict) if is_first else None,
             gate=dict(job.gate),
             times=PhaseTimes(since=job.began),
         )
-        gc.freeze()  # what is imported stays, and need not be searched for garbage at every cell
+        gc.freeze()  # imported modules are not searched for garbage at every cell
         if job.device == "cuda":
             compilers.watch()
-        runner = ready_runner(job, rank, meet, outcomes)
-        outcomes.store.know(ask("ready"))
+        runner = ready_runner(job, rank, meet, recorder)
+        recorder.store.replace_records(ask("ready"))
         carry_out(runner)
-        if first:
-            tell("time", {"phases": outcomes.times.phases(), "compiling": compilers.seconds()})
-        tell("done")
+        if is_first:
+            send("time", {"phases": recorder.times.phases(), "compiling": compilers.seconds()})
+        send("done")
     except BaseException as error:
         with suppress(OSError):
-            tell("error", error if isinstance(error, FsbenchError) else None, describe(error))
+            send("error", error if isinstance(error, FsbenchError) else None, describe(error))
         os._exit(1)
-    line.close()
-    os._exit(0)  # not through destructors: a process group's may wait for ranks that are gone
+    pipe.close()
+    os._exit(0)  # skips destructors: a process group's may wait for ranks that have ended

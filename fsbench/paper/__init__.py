@@ -6,7 +6,7 @@ ours stands for which method of the paper.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 from fsbench.paper.source import GPUS, source
 
 if TYPE_CHECKING:
@@ -17,4 +17,4 @@ __all__ = ["GPUS", "source", "speedups", "table"]
 
 # Frames of pandas, which takes half a second to load.
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
-    __getattr__ = late(__name__, tables=("speedups", "table"))
+    __getattr__ = lazy_getattr(__name__, tables=("speedups", "table"))

@@ -1,4 +1,4 @@
-"""What the published tables are, and how the paper measured."""
+"""Metadata of the published tables, and the conditions of the paper's measurements."""
 
 from __future__ import annotations
 

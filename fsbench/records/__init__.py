@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and what follows from it alone: summary, model, statistics.
+"""Records of a run on disk, and tables derived from them: summary, I/O model, statistics.
 
 May import: the contract; no torch.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: matmul, sampling, other (the paper's Table 1 and Figure 4).
+"""Breakdown of a step's time: matmul, sampling, other (the paper's Table 1 and Figure 4).
 
 A sampler that stores its logits is split by the names of its kernels, which are those of the
 library that launched them:
@@ -32,7 +32,7 @@ FILE = "breakdown.csv"
 
 
 class Part(StrEnum):
-    """What a kernel is for."""
+    """Purpose of a kernel."""
 
     MATMUL = "matmul"
     SAMPLING = "sampling"
@@ -45,16 +45,16 @@ RULES = (
     (Part.OTHER, r"^(memcpy|memset)$"),
     # cuBLAS (nvjet, xmma, ampere_bf16_s16816gemm, gemv, splitKreduce), CUTLASS, Inductor (tem: mm).
     (Part.MATMUL, r"nvjet|xmma|gemm|gemv|splitk|cutlass|cublas|matmul|^triton_(tem|mm|bmm)"),
-    # What a sampler's kernels are called by those who write samplers.
+    # Kernels of sampling libraries.
     (Part.SAMPLING, r"sampl|gumbel|argmax|softmax|top_?[kp]|exponential|flashinfer"),
-    # Passes that torch makes: its own kernels and those that Inductor generates.
+    # Passes of torch: its kernels and those that Inductor generates.
     (Part.SAMPLING, r"at6native|at::native|^triton_(poi_fused|red_fused|per_fused)|\bcub\b|n3cub"),
 )
-"""(part, pattern of the name in lower case); the first that is found decides."""
+"""(part, pattern of the name in lower case); the first match decides."""
 
 
 def part_of(kernel: str) -> Part:
-    """What a kernel is for, by its name as CUPTI gives it, cut or not (`Round.kernels`)."""
+    """Return the purpose of a kernel by its name in CUPTI, shortened or not."""
     name = kernel.lower()
     return next((part for part, rule in RULES if re.search(rule, name)), Part.UNKNOWN)
 
@@ -74,7 +74,7 @@ class Split:
 
 
 def split(record: CellRecord) -> Split | None:
-    """The split of a cell; None where its kernels do not say, or the timer sees none.
+    """Return the split of a cell; None if its kernels do not show it or the timer sees no kernels.
 
     By names, if one of several is a matmul; times are means. Else, of a fused sampler, by
     difference to a form, that without sampling rather than that without noise; times are medians.
@@ -90,12 +90,12 @@ def split(record: CellRecord) -> Split | None:
     form = next((form for form in FORMS if form in record.forms), None)
     if not kernels or not record.cell.fused or form is None:
         return None
-    whole, rest = (_median_sum(rounds) for rounds in (record.rounds, record.forms[form]))
-    return Split(rest, whole - rest, 0.0, form)
+    whole, remaining = (_median_sum(rounds) for rounds in (record.rounds, record.forms[form]))
+    return Split(remaining, whole - remaining, 0.0, form)
 
 
 def _parts(kernels: Iterable[str], fused: bool) -> dict[str, Part]:
-    """What each kernel of a step is for.
+    """Return the purpose of each kernel of a step.
 
     Names count only where one of them is a matmul, and not for the only kernel of a fused sampler.
     """
@@ -112,7 +112,7 @@ def _median_sum(rounds: dict[int, Round]) -> float:
 
 
 def mean_kernels(rounds: Iterable[Round]) -> dict[str, float]:
-    """Mean time per step of every kernel, us, over rounds of any length; slowest first."""
+    """Return the mean time per step of every kernel, us, slowest first."""
     rounds = list(rounds)
     steps = sum(len(each.span_us) for each in rounds)
     total: dict[str, float] = {}
@@ -129,7 +129,7 @@ _COLUMNS = (*_OF_CELL, "form", "kernel", "part", "mean_us", "share")
 
 
 def kernel_rows(records: Iterable[CellRecord]) -> pd.DataFrame:
-    """Every kernel of every cell and of its forms: the columns of breakdown.csv."""
+    """Return every kernel of every cell and its forms, with the columns of breakdown.csv."""
     rows: list[dict[str, Any]] = []
     for record in records:
         for form, rounds in {"": record.rounds, **record.forms}.items():
@@ -143,7 +143,7 @@ def kernel_rows(records: Iterable[CellRecord]) -> pd.DataFrame:
 
 
 def export_csv(folder: Path, records: Iterable[CellRecord]) -> Path | None:
-    """Write breakdown.csv; None, and no file, where the timer saw no kernels."""
+    """Write breakdown.csv and return its path; None without a file if no kernels were seen."""
     rows = kernel_rows(records)
     if rows.empty:
         return None

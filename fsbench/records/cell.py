@@ -30,7 +30,7 @@ LACKS = ("energy", "sustained", "host", *FORMS)
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a problem is measured: docs/reference/results-format.md has the values."""
+    """Conditions of a measurement: docs/reference/results-format.md has the values."""
 
     gpu: str
     timer: str
@@ -53,33 +53,33 @@ class Cell:
     problem: Problem
 
     def columns(self) -> dict[str, Any]:
-        """Column -> value, in the order of results.csv: those of COLUMNS."""
-        own = {name: value for name, value in vars(self).items() if name not in _PARTS}
-        return {**own, **vars(self.conditions), **self.problem.fields()}
+        """Return the values of COLUMNS by column, in the order of results.csv."""
+        identity = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        return {**identity, **vars(self.conditions), **self.problem.fields()}
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Cell:
-        """The cell of these columns; those of Problem that have a default may be missing.
+        """Return the cell of these columns; columns of Problem with a default may be missing.
 
         Raises:
             ValueError, TypeError: a column is unknown, missing or of another type, or Problem
                 refuses its value.
         """
-        given = dict(columns)
+        values = dict(columns)
         parts = {
             name: typed(
-                part, {f: given.pop(column) for column, f in _named(part) if column in given}
+                part, {f: values.pop(column) for column, f in _named(part) if column in values}
             )
             for name, part in _PARTS.items()
         }
-        return typed(cls, {**given, **parts})
+        return typed(cls, {**values, **parts})
 
 
 _PARTS: dict[str, Any] = {"conditions": Conditions, "problem": Problem}
 
 
 def _named(part: type) -> list[tuple[str, str]]:
-    """(column, name of the field) of the fields of a dataclass; columns are lower-case."""
+    """Return (column, name of the field) of a dataclass's fields; columns are lower-case."""
     return [(each.name.lower(), each.name) for each in fields(part) if each.name not in _PARTS]
 
 
@@ -88,7 +88,7 @@ COLUMNS = tuple(column for part in (Cell, *_PARTS.values()) for column, _ in _na
 
 
 def column_types() -> dict[str, Any]:
-    """The type of each of COLUMNS."""
+    """Return the type of each of COLUMNS."""
     parts = (Cell, *_PARTS.values())
     return {c: get_type_hints(part)[name] for part in parts for c, name in _named(part)}
 
@@ -162,7 +162,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class Host:
-    """Time of the host in an eager call, us, of so many that nobody waited for."""
+    """Host time of an eager call that is not waited for, us, over this many calls."""
 
     call_us: float
     calls: int
@@ -174,10 +174,10 @@ class Host:
 
 @dataclass
 class CellRecord:
-    """All that is known of one cell: its rounds by number, or the reason there are none.
+    """Measurements of one cell: its rounds by number, or the reason for their absence.
 
-    forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
-    for and could not be measured (one of LACKS), and why.
+    forms: rounds of FORMS of the sampler, interleaved with `rounds`.
+    lacks: reasons for the absence of requested measurements (LACKS).
     """
 
     cell: Cell
@@ -191,15 +191,15 @@ class CellRecord:
     lacks: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add what a line of points.jsonl says: one of a round, what is beside it, or a status.
+        """Add a line of points.jsonl: a round, one of EXTRAS or LACKS, or a status.
 
-        line: without `schema`, `cell` and `crc32`.
+        A round clears an earlier status; a measurement clears its earlier reason for absence.
 
-        A round clears what kept the cell from being measured before; what is measured after all
-        is lacking no more.
+        Args:
+            line: without `schema`, `cell` and checksum.
 
         Raises:
-            ValueError, TypeError, KeyError: it is not such a line.
+            ValueError, TypeError, KeyError: the line is damaged.
         """
         names = set(line)
         if names == {"round", "measured"}:
@@ -229,19 +229,19 @@ EXTRAS: dict[str, Callable[[Any], Any]] = {
 """Fields of CellRecord that are measured once per cell, with what reads them from a line."""
 
 
-def _one_of(known: tuple[str, ...], given: Any) -> str:
-    if given not in known:
-        raise ValueError(f"expected one of {', '.join(known)}; got {given!r:.40}")
-    return given
+def _one_of(names: tuple[str, ...], value: Any) -> str:
+    if value not in names:
+        raise ValueError(f"expected one of {', '.join(names)}; got {value!r:.40}")
+    return value
 
 
-def _number(given: Any) -> int:
-    if not fits(given, int) or given < 0:
-        raise ValueError(f"round: expected an integer >= 0; got {given!r:.40}")
-    return given
+def _number(value: Any) -> int:
+    if not fits(value, int) or value < 0:
+        raise ValueError(f"round: expected an integer >= 0; got {value!r:.40}")
+    return value
 
 
-def _text(given: Any) -> str:
-    if not fits(given, str):
-        raise ValueError(f"reason: expected a text; got {given!r:.40}")
-    return given
+def _text(value: Any) -> str:
+    if not fits(value, str):
+        raise ValueError(f"reason: expected a text; got {value!r:.40}")
+    return value

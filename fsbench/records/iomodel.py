@@ -124,25 +124,25 @@ def floor_us(problem: Problem, gpu_name: str) -> float | None:
     max(bytes / peak bandwidth, FLOPs / peak rate). `gpu_name` is a slug or the name NVML reports;
     '' (a CPU) has no floor.
     """
-    known = find_gpu(gpu_name)
-    return known.datasheet.floor_us(traffic(problem)) if known else None
+    gpu = find_gpu(gpu_name)
+    return gpu.datasheet.floor_us(traffic(problem)) if gpu else None
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
     """The GPUs of peaks.toml by slug."""
     text = (resources.files(__package__) / "peaks.toml").read_text()
-    known = {}
+    by_slug = {}
     for slug, entry in tomllib.loads(text).items():
         measured = entry.get("measured")
-        known[slug] = Gpu(
+        by_slug[slug] = Gpu(
             slug=slug,
             names=tuple(entry["names"]),
             datasheet=Roof(entry["tb_per_s"], entry["bf16_tflops"], "datasheet"),
             measured=measured
             and Roof(measured["tb_per_s"], measured["bf16_tflops"], f"measured {measured['date']}"),
         )
-    return known
+    return by_slug
 
 
 def find_gpu(name: str) -> Gpu | None:
@@ -152,19 +152,19 @@ def find_gpu(name: str) -> Gpu | None:
 
 def gpu(name: str) -> Gpu:
     """The GPU with this slug or device name; an unknown one raises InvalidArgument."""
-    found = find_gpu(name)
-    if found is None:
+    gpu = find_gpu(name)
+    if gpu is None:
         raise unknown_name("gpu", name, gpus())
-    return found
+    return gpu
 
 
 def gpu_slug(name: str) -> str:
-    """'NVIDIA H200' -> 'h200': a GPU's name in folder and file names.
+    """Return a GPU's name in folder and file names: 'h200' for 'NVIDIA H200'.
 
-    A GPU without an entry in peaks.toml gets its own name in lower case with dashes, without the
+    A GPU without an entry in peaks.toml keeps its name, in lower case with dashes and without the
     vendor ('NVIDIA H100 PCIe' -> 'h100-pcie'). '' (a CPU) stays ''.
     """
-    known = find_gpu(name)
-    if known:
-        return known.slug
+    gpu = find_gpu(name)
+    if gpu:
+        return gpu.slug
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removeprefix("nvidia-")

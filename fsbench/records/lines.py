@@ -1,10 +1,10 @@
-"""Append-only files of JSON lines: the one way in which samples and verdicts are kept on disk.
+"""Append-only files of JSON lines, which hold samples and verdicts.
 
 A line is on disk before `Lines.append` returns. Its last field, `running_crc32`, is the CRC-32 of
 all bytes before the line and of the line without this field. So a line that is changed, removed,
 repeated or added is noticed at the next one. A last line that a crash cut short is ignored by
-readers and removed by the next writer. Older lines have no checksum, or one of their own text
-(`crc32`); they are read as before.
+readers and removed by the next writer. Older lines have no checksum, or one of the line
+alone (`crc32`); they are read as before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST = 2**25
 """Bytes of a line, at most."""
 
 PATIENCE = 2.0
-"""Seconds that the lock of a file is waited for: a process that was killed is gone by then."""
+"""Seconds to wait for the lock of a file: a killed process has ended by then."""
 
 _CHECKSUMS = ("running_crc32", "crc32")
 _LOCK_LOOK_S = 0.05
@@ -100,13 +100,13 @@ class Lines:
         assert self._file is not None, "the file is closed"
         self.require_in_place()
         text = json.dumps(line)
-        own = zlib.crc32(text.encode(), self.crc32)
-        data = f'{text[:-1]}, "{_CHECKSUMS[0]}": {own}}}\n'.encode()
+        checksum = zlib.crc32(text.encode(), self.crc32)
+        data = f'{text[:-1]}, "{_CHECKSUMS[0]}": {checksum}}}\n'.encode()
         with refusals("write", self.path):
             try:
-                rest = data
-                while rest:
-                    rest = rest[os.write(self._file, rest) :]
+                remaining = data
+                while remaining:
+                    remaining = remaining[os.write(self._file, remaining) :]
                 os.fsync(self._file)
             except BaseException:
                 with suppress(OSError):
@@ -121,11 +121,11 @@ class Lines:
         assert self._file is not None, "the file is closed"
         held = os.fstat(self._file)
         try:
-            there = os.stat(self.path)
-            moved = (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
+            current = os.stat(self.path)
+            is_moved = (current.st_dev, current.st_ino) != (held.st_dev, held.st_ino)
         except OSError:
-            moved = True
-        if moved:
+            is_moved = True
+        if is_moved:
             raise ResultsError(f"{self.path}: it was removed or renamed while it was written to")
         if held.st_size != self.size:
             raise ResultsError(
@@ -134,7 +134,7 @@ class Lines:
             )
 
     def where(self) -> Path | None:
-        """Where the file is now, also if it was renamed; None if it was removed or emptied."""
+        """Return the path of the file, also if it was renamed; None if removed or emptied."""
         if self._file is None:
             return None
         held = os.fstat(self._file)
@@ -156,7 +156,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file; a last line that was cut short is left out.
+    """Yield the lines of a file; a last line that was cut short is left out.
 
     Raises:
         ResultsError: it cannot be read, is not a regular file, or a line is damaged.
@@ -182,16 +182,16 @@ def _scanned(path: Path, file: BinaryIO) -> Iterator[Line]:
 
 
 def _checked(text: bytes, before: int) -> dict[str, Any]:
-    """The object of a line without its checksum. before: CRC-32 of all lines before it.
+    """Return the object of a line without its checksum. before: CRC-32 of all lines before it.
 
     Raises:
         ValueError, RecursionError: it is something else, or its checksum is wrong.
     """
     for name, start in zip(_CHECKSUMS, (before, 0), strict=True):
-        body, found, rest = text.rpartition(f', "{name}": '.encode())
-        if found:
+        body, separator, remaining = text.rpartition(f', "{name}": '.encode())
+        if separator:
             text = body + b"}"
-            if rest != b"%d}" % zlib.crc32(text, start):
+            if remaining != b"%d}" % zlib.crc32(text, start):
                 more = ", or a line before it was changed, removed or repeated" if start else ""
                 raise ValueError(f"its checksum is wrong: it was changed{more}")
             break

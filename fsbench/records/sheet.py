@@ -25,11 +25,12 @@ def without_formula(value: Any) -> Any:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, all columns aligned to the right; its texts stay in their cells."""
+    """Return a Markdown table, all columns aligned to the right, with escaped texts."""
     lines = [headings, ["---:"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
 
 
 def escaped(text: str) -> str:
     """Return text for Markdown that ends no cell and no line and begins no tag, link or code."""
-    return re.sub(r"([\\|`\[])", r"\\\1", " ".join(text.split("\n"))).replace("<", "&lt;")
+    line = " ".join(text.split("\n"))
+    return re.sub(r"([\\|`]|\[(?=[^\]]*\]\())", r"\\\1", line).replace("<", "&lt;")

@@ -50,14 +50,14 @@ RUNNING = "running.json"
 
 
 class Store:
-    """What is known of the cells of a run, and the points.jsonl that it is appended to.
+    """Records of the cells of a run, and the points.jsonl that they are appended to.
 
     `Store.create` starts a folder, `Store.resume` continues one, `Store.replica` belongs to a
     process that measures for another one. The first two hold the folder's lock until they are
-    closed or the process ends, and raise ResultsError with the path and the reason; nothing is left
-    half-written.
+    closed or the process ends. They raise ResultsError with the path and the reason, and leave
+    nothing half-written.
 
-    interrupted: the cell that was measured when the last run ended without being able to say so.
+    interrupted: the cell at work when the last run was killed.
     """
 
     def __init__(
@@ -139,30 +139,30 @@ class Store:
         records: Iterable[CellRecord] = (),
         write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None,
     ) -> Store:
-        """Starts from these records; every line goes to `write` and to no disk."""
+        """Return a store with these records; every line goes to `write` and not to disk."""
         return cls(Path(), records, write)
 
-    def know(self, records: Iterable[CellRecord]) -> None:
-        """Start from these records."""
+    def replace_records(self, records: Iterable[CellRecord]) -> None:
+        """Replace all records by those of another process."""
         self._records = {record.cell: record for record in records}
 
     def begin(self, cell: Cell | None) -> None:
-        """Leave on disk that this process is at work, and on which cell."""
+        """Write to disk that this process is at work on a cell."""
         if self._points is not None:
             self._points.require_in_place()
             text = json.dumps({"pid": os.getpid(), "cell": cell.columns() if cell else None})
             write_into(self.folder, {RUNNING: text})
 
     def record(self, cell: Cell) -> CellRecord:
-        """What is already known of a cell (an empty record if nothing)."""
+        """Return the record of a cell, an empty one if it is new."""
         return self._records.get(cell) or CellRecord(cell)
 
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
-        """Add one measured round, on disk before this returns."""
+        """Add a measured round; it is on disk before this returns."""
         self.append(cell, {"round": number, "measured": asdict(measured)})
 
     def append_form(self, cell: Cell, form: str, number: int, measured: Round) -> None:
-        """As append_round, of one of FORMS of the cell's sampler."""
+        """Add a measured round of one of FORMS of the cell's sampler."""
         assert form in FORMS, form
         self.append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
@@ -171,32 +171,32 @@ class Store:
         assert name in EXTRAS, name
         self.append(cell, {name: asdict(measured)})
 
-    def append_lack(self, cell: Cell, what: str, reason: str) -> None:
-        """Record why a cell lacks one of LACKS; nothing if it says so already."""
-        if self.record(cell).lacks.get(what) != reason:
-            self.append(cell, {"lacks": what, "reason": reason})
+    def append_lack(self, cell: Cell, name: str, reason: str) -> None:
+        """Record why a cell lacks one of LACKS, unless that is recorded already."""
+        if self.record(cell).lacks.get(name) != reason:
+            self.append(cell, {"lacks": name, "reason": reason})
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
-        """Record why a cell has no (more) samples; does nothing if that is what it says already."""
+        """Record why a cell has no (more) samples, unless that is recorded already."""
         assert status in STATUSES, status
         record = self._records.setdefault(cell, CellRecord(cell))
         if (record.status, record.reason) != (status, reason):
             self.append(cell, {"status": status, "reason": reason})
 
     def note_time(self, spent: dict[str, Any]) -> None:
-        """Add to env.json where the time went, of a process that has appended something.
+        """Add to env.json the seconds per phase of a process, if it has appended a line.
 
-        With it, how many lines points.jsonl has: readers then notice that the last is missing.
+        env.json then has the number of lines, too: readers notice a missing last line.
         """
         if self._environment is None and self._points is not None:
             self._points.require_in_place()
-            known = read_environment(self.folder)
-            self.times = [*known.get("times", []), spent]
+            facts = read_environment(self.folder)
+            self.times = [*facts.get("times", []), spent]
             lines = self._points.count
-            write_environment(self.folder, {**known, "times": self.times, "lines": lines})
+            write_environment(self.folder, {**facts, "times": self.times, "lines": lines})
 
     def append(self, cell: Cell, line: dict[str, Any]) -> None:
-        """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
+        """Add a line to a cell (CellRecord.add); it is on disk before this returns."""
         self._write(cell, line)
         self._records.setdefault(cell, CellRecord(cell)).add(line)
 
@@ -210,11 +210,11 @@ class Store:
 
     @property
     def records(self) -> list[CellRecord]:
-        """Every cell so far, in the order first met."""
+        """Return the record of every cell so far, in the order they were first met."""
         return list(self._records.values())
 
     def where(self) -> Path | None:
-        """Where the folder is now, also if it was renamed; None if it can not be resumed."""
+        """Return the folder's path, also if it was renamed; None if it cannot be resumed."""
         points = self._points.where() if self._points else None
         if points is None or not (points.parent / ENVIRONMENT).exists():
             return None
@@ -222,7 +222,7 @@ class Store:
         return self.folder if same else points.parent
 
     def close(self) -> None:
-        """Close the file and let go of the lock; the folder stays readable and resumable."""
+        """Close the file and release the lock; the folder can be read and resumed."""
         if self._points is not None:
             with suppress(OSError, ResultsError):
                 self._points.require_in_place()
@@ -232,16 +232,16 @@ class Store:
 
 
 def _running(folder: Path) -> tuple[int | None, Cell | None]:
-    """(process, cell at work) of the run that writes into a folder, or was killed while it did."""
+    """Return (process, cell at work) of a run that writes into a folder or was killed."""
     try:
         facts = json.loads(read_file(folder / RUNNING))
         return facts["pid"], Cell.of(facts["cell"]) if facts["cell"] else None
-    except (OSError, ValueError, TypeError, KeyError):  # not there: or damaged, and no loss
+    except (OSError, ValueError, TypeError, KeyError):  # absent or damaged: no loss
         return None, None
 
 
 def require_empty(folder: Path) -> None:
-    """Raise ResultsError if a folder holds results, or cannot. An empty points.jsonl is none."""
+    """Raise ResultsError if a folder holds results or cannot be used; ignore empty files."""
     points, table = folder / POINTS, folder / "results.csv"
     with refusals("write results in", folder):
         if table.exists() or (points.exists() and points.stat().st_size):
@@ -258,11 +258,11 @@ _FACTS: dict[str, Any] = {
     "times": list[dict[str, Any]],
     "lines": int,
 }
-"""Types of what is read of env.json, where it is there."""
+"""Types of optional fields of env.json that are read."""
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """The environment record of a results folder."""
+    """Return the environment record of a results folder."""
     path = folder / ENVIRONMENT
     _require_file(path)
     with refusals("read", path):
@@ -281,13 +281,13 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
-    """Write env.json of a results folder, which is made if need be."""
+    """Write env.json of a results folder; make the folder if it does not exist."""
     text = json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
     write_into(folder, {ENVIRONMENT: text})
 
 
 def read_records(folder: Path) -> list[CellRecord]:
-    """Every cell of a results folder. A last line that a crash cut short is ignored.
+    """Return the record of every cell of a folder; ignore a last line that was cut short.
 
     Raises:
         ResultsError: a line is damaged, recorded twice, or missing.
@@ -295,7 +295,7 @@ def read_records(folder: Path) -> list[CellRecord]:
     path = folder / POINTS
     _require_file(path)
     records: dict[Cell, CellRecord] = {}
-    known: set[tuple[Any, ...]] = set()
+    seen: set[tuple[Any, ...]] = set()
     number = 0
     for each in read_lines(path):
         number, line = each.number, each.value
@@ -304,9 +304,9 @@ def read_records(folder: Path) -> list[CellRecord]:
                 raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {schema!r:.40}")
             cell = Cell.of(line.pop("cell"))
             round_ = (cell, line.get("form"), line.get("round"))
-            if "round" in line and round_ in known:
-                raise ValueError("the same round of the same cell stands in an earlier line")
-            known.add(round_)
+            if "round" in line and round_ in seen:
+                raise ValueError("an earlier line has the same round of the same cell")
+            seen.add(round_)
             records.setdefault(cell, CellRecord(cell)).add(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
@@ -324,26 +324,26 @@ def _require_file(path: Path) -> None:
 
 
 def results_folders(paths: Iterable[Path]) -> list[Path]:
-    """The results folders at or below each path; a path without any raises ResultsError."""
-    found: list[Path] = []
+    """Return the results folders at or below each path; raise ResultsError without any."""
+    folders: list[Path] = []
     for path in paths:
         below = folders_below(path)
         if not below:
             raise ResultsError(f"{path}: expected a results folder (points.jsonl or results.csv)")
-        found += below
-    return found
+        folders += below
+    return folders
 
 
 def folders_below(path: Path) -> list[Path]:
-    """The results folders at or below a path, if there are any."""
+    """Return the results folders at or below a path."""
     names = (POINTS, "results.csv")
     return sorted({file.parent for name in names for file in Path(path).rglob(name)})
 
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """results/<gpu>/<utc>-<commit>, with the suffix if there is one: a name that is still free.
+    """Return an unused path: results/<gpu>/<utc>-<commit>, with "-<suffix>" if there is one.
 
-    Runs that begin within one second have folders that end in -2, -3 and so on.
+    Runs that begin within a second have folders that end in -2, -3 and so on.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]
@@ -353,8 +353,8 @@ def new_folder(facts: dict[str, Any], suffix: str) -> Path:
     return next(folder for folder in folders if not folder.exists())
 
 
-def own_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """A new folder that no other process has: two may see the same free name."""
+def make_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """Make a new folder that no other process has, although two may see the same unused name."""
     while True:
         folder = new_folder(facts, suffix)
         with refusals("write results in", folder), suppress(FileExistsError):

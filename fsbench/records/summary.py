@@ -33,7 +33,7 @@ _FIGURES = (
 """Columns that are derived from a cell's samples."""
 
 COLUMNS = (*CELL_COLUMNS, "status", "reason", *_FIGURES)
-"""Of results.csv, in order."""
+"""Columns of results.csv, in order."""
 
 _TYPES: dict[str, Any] = {
     **column_types(),
@@ -44,19 +44,19 @@ _REQUIRED = (
     *("provider", "label", "kind", "fused", "gpu", "timer", "graph", "l2", "device"),
     *("b", "d", "v", "dtype", "status", "median_us", "ci_lo_us", "ci_hi_us"),
 )
-"""Of a results.csv that is read; others may be of a version that had not measured them."""
+"""Columns that a results.csv must have; older versions had not measured the others."""
 
 _NAMES = {"kind": tuple(Kind), "status": STATUSES}
 
 
 def row(record: CellRecord) -> dict[str, Any]:
-    """The row of one cell: COLUMNS and their values."""
-    known = {"status": record.status, "reason": record.reason, **_figures(record)}
-    return {**record.cell.columns(), **dict.fromkeys(_FIGURES), **known}
+    """Return the row of one cell: COLUMNS and their values."""
+    values = {"status": record.status, "reason": record.reason, **_figures(record)}
+    return {**record.cell.columns(), **dict.fromkeys(_FIGURES), **values}
 
 
 def _figures(record: CellRecord) -> dict[str, Any]:
-    """What the samples of a cell come to: what is known of _FIGURES; nothing if it has none."""
+    """Derive _FIGURES, as far as they were measured, from the samples of a cell."""
     rounds = [record.rounds[number] for number in sorted(record.rounds)]
     if not rounds:
         return {}
@@ -68,7 +68,7 @@ def _figures(record: CellRecord) -> dict[str, Any]:
     median = float(np.median(span))
     low, high = median_interval(span.tolist())
     problem, energy, sustained = record.cell.problem, record.energy, record.sustained
-    found = {
+    figures = {
         **{"median_us": median, "ci_lo_us": low, "ci_hi_us": high, "min_us": float(span.min())},
         **{f"p{level}_us": float(np.percentile(span, level)) for level in (10, 90, 99)},
         **{name: float(np.median(times)) for name, times in samples.items() if len(times)},
@@ -82,50 +82,53 @@ def _figures(record: CellRecord) -> dict[str, Any]:
         "first_call_s": first.first_call_s,
         "warm": "|".join(first.warm),
         "ahead_s": first.ahead_s,
-        "lacks": "; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
+        "lacks": "; ".join(f"{name}: {reason}" for name, reason in record.lacks.items()),
     }
     if median:
         work = iomodel.traffic(problem)
         floor = iomodel.floor_us(problem, record.cell.conditions.gpu)
-        found |= {"gb_per_s": work.fused_bytes / median / 1e3, "tflops": work.flops / median / 1e6}
-        found["roofline_pct"] = 100 * floor / median if floor else None
+        figures |= {
+            "gb_per_s": work.fused_bytes / median / 1e3,
+            "tflops": work.flops / median / 1e6,
+        }
+        figures["roofline_pct"] = 100 * floor / median if floor else None
     if split := breakdown.split(record):
         parts = asdict(split)
-        found |= {"split_by": parts.pop("by"), **parts}
+        figures |= {"split_by": parts.pop("by"), **parts}
     if energy and energy.joules is not None:
-        found["j_per_token"] = energy.joules / energy.steps / problem.B
-        found |= {"energy_w": energy.joules / energy.seconds, "idle_w": energy.idle_w}
+        figures["j_per_token"] = energy.joules / energy.steps / problem.B
+        figures |= {"energy_w": energy.joules / energy.seconds, "idle_w": energy.idle_w}
     if sustained:
-        found["sustained_us"] = sustained.seconds / sustained.steps * 1e6
+        figures["sustained_us"] = sustained.seconds / sustained.steps * 1e6
         if sustained.joules is not None:
-            found["sustained_joules"] = sustained.joules / sustained.steps
-            found["sustained_w"] = sustained.joules / sustained.seconds
+            figures["sustained_joules"] = sustained.joules / sustained.steps
+            figures["sustained_w"] = sustained.joules / sustained.seconds
     if record.host:
-        found["host_us"] = record.host.call_us
-    return found
+        figures["host_us"] = record.host.call_us
+    return figures
 
 
 def _median_of(rounds: list[Round], name: str) -> float | None:
-    known = [each.clocks[name] for each in rounds if each.clocks.get(name) is not None]
-    return float(np.median(known)) if known else None
+    values = [each.clocks[name] for each in rounds if each.clocks.get(name) is not None]
+    return float(np.median(values)) if values else None
 
 
 def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
-    """All rows as a table; it has all its columns even without a row."""
+    """Return all rows as a table, which has all columns even without a row."""
     table = pd.DataFrame([row(record) for record in records], columns=list(COLUMNS))
     # Nullable: as floats, next to an empty cell, bytes would be written with six digits.
     return table.astype(dict.fromkeys(_INTEGERS, "Int64"))
 
 
 def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
-    """Write results.csv of the records of points.jsonl into a folder; returns the table."""
+    """Write results.csv of records into a folder; return the table."""
     table = frame(records)
     write_into(folder, {"results.csv": as_csv(table, index=False)})
     return table
 
 
 def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
-    """The results.csv of several folders, one below the other, with the folder as a column.
+    """Return the results.csv of several folders as one table with the folder as a column.
 
     Raises:
         ResultsError: a file cannot be read, or a column has a value of another type.
@@ -160,8 +163,10 @@ def _read_csv(folder: Path) -> pd.DataFrame:
             if hint is int:
                 expected = "an integer"
                 fine &= numbers % 1 == 0
-            given = (table.get("median_us", column) if name.startswith("ci_") else column).notna()
-            wrong = column[~fine & (given | (name in CELL_COLUMNS))]
+            is_given = (
+                table.get("median_us", column) if name.startswith("ci_") else column
+            ).notna()
+            wrong = column[~fine & (is_given | (name in CELL_COLUMNS))]
         if len(wrong):
             raise ResultsError(f"{path}: {name}: expected {expected}; got {wrong.iloc[0]!r:.40}")
     return table.assign(folder=str(folder))

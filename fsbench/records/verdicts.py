@@ -68,9 +68,9 @@ def _typed(file: Path, line: Line) -> dict[str, Any]:
             setting, environment = value["setting"], value["environment"]
             _require(setting, _SETTING)
             _require(environment, _PLACE)
-            given = setting.get("temperatures") or [setting.get("temperature")]
-            if not fits(given, list[float]):
-                raise ValueError(f"temperatures: expected numbers; got {given!r:.40}")
+            temperatures = setting.get("temperatures") or [setting.get("temperature")]
+            if not fits(temperatures, list[float]):
+                raise ValueError(f"temperatures: expected numbers; got {temperatures!r:.40}")
             if not fits(setting.get("weights", ""), str):
                 raise ValueError(f"weights: expected a text; got {setting['weights']!r:.40}")
         if not fits(value.get("detects"), str | None):  # older records lack it

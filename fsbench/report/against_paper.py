@@ -19,8 +19,9 @@ from fsbench.provider import Kind
 from fsbench.report.tables import Configuration
 
 WITHIN = 0.05
-"""What counts as agreement. The paper's own Tables 5 and 6 differ by up to 6 % in the speedups
-that both give (one GPU, Blackwell), and it does not say how the L2 cache was treated."""
+"""Largest deviation that counts as agreement. Tables 5 and 6 of the paper differ by up to 6 % in
+the speedups that both give (one GPU, Blackwell), and the paper does not say how it treated the L2
+cache."""
 
 
 class Agreement(StrEnum):
@@ -32,7 +33,7 @@ class Agreement(StrEnum):
 
 
 def agreement(ratio: float, within: float) -> Agreement:
-    """Of our speedup / the paper's: at most `within` away from 1, above or below."""
+    """Whether our speedup / the paper's is at most `within` away from 1, above it or below."""
     if ratio > 1 + within:
         return Agreement.BETTER
     if ratio < 1 - within:

@@ -1,4 +1,4 @@
-"""Where time goes beyond the I/O model: gaps between kernels, passes over logits, the matmul.
+"""Time beyond the I/O model: gaps between kernels, passes over logits, the matmul.
 
 The median step of a sampler over stored logits is, with nothing left over,
 

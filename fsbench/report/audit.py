@@ -15,7 +15,7 @@ from typing import Any
 from fsbench.records.sheet import escaped
 
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
-"""Of severities, from the mildest to the worst."""
+"""Exit code of each severity, from the mildest to the worst."""
 
 HEADINGS = ("sampler", "package", "on", "claims", "found", "by", "how much", "shown by")
 """Columns of the table."""
@@ -25,7 +25,7 @@ _Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. seen: in its words. seconds: that it took. command: which repeats it."""
+    """Finding of a check. seen: its words. seconds: its time. command: repeats the check."""
 
     check: str
     severity: str
@@ -53,12 +53,12 @@ class Audited:
 
     @property
     def checks(self) -> int:
-        """How many checks it faced."""
+        """Number of checks of the sampler."""
         return len(self.lines)
 
     @property
     def draws(self) -> int:
-        """How many tokens were drawn in all."""
+        """Number of tokens drawn in all checks."""
         return sum(line["draws"] for line in self.lines)
 
     @property
@@ -135,8 +135,8 @@ def _severity(line: _Line) -> str:
 
 
 def _temperatures(setting: _Line) -> list[str]:
-    given = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
-    return [f"{T:g}" for T in given]
+    values = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
+    return [f"{T:g}" for T in values]
 
 
 def _place(line: _Line) -> str:
@@ -157,12 +157,12 @@ def _claims(claims: _Line) -> str:
     """Its capabilities that are not the default, without those of its form."""
     if not claims:
         return "not recorded"
-    said = []
+    words = []
     for name, value in claims.items():
         if name not in ("devices", "dtypes", "graph_safe", "host_sync_free", "fused"):
             text = ", ".join(value) if isinstance(value, list) else value
-            said.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
-    return "; ".join(said) or "exact"
+            words.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
+    return "; ".join(words) or "exact"
 
 
 def markdown(samplers: Iterable[Audited], skipped: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ WITHIN = 0.02
 to 2.0 %, interval included (results/h200: `paper` and `lean`)."""
 
 PROBLEM = ["device", "d", "v", *CONDITIONS]
-"""What cells must share to stand in one table."""
+"""Columns in which cells of one table agree."""
 
 _CELL = [*PROBLEM, "provider", "b"]
 _CLOCKS = ["sm_mhz", "mem_mhz"]
@@ -33,7 +33,7 @@ ABSENT = "absent"
 
 
 class Verdict(StrEnum):
-    """What the interval of B / A says."""
+    """Verdict on the interval of B / A."""
 
     FAST = "FAST"
     SLOW = "SLOW"
@@ -56,7 +56,7 @@ def pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Every cell that either run has, sorted.
 
     Args:
-        a, b: the rows of one run each, as `cli.reading.read_results` gives them.
+        a, b: the rows of one run each, as `cli.result_frames.read_results` gives them.
 
     Returns:
         The columns of the cell; status, reason, times and clocks of both runs with _a and _b; and
@@ -89,7 +89,7 @@ def _rows(name: str, run: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shapes(run: pd.DataFrame) -> str:
-    """What was measured in a run, for the message that nothing fits."""
+    """Name the shapes and samplers of a run, for the message that no cell is in both runs."""
     measured = normalized(run)
     measured = measured[measured["status"] == "ok"]
     heads = [
@@ -134,7 +134,7 @@ def only_in(cells: pd.DataFrame, run: str) -> list[tuple[str, int]]:
 
 
 def clock_differences(cells: pd.DataFrame) -> list[tuple[str, Any, Any]]:
-    """As `environment_differences`: median clocks over the cells that both runs measured."""
+    """Return (name, in A, in B) of median clocks that differ, over cells measured in both runs."""
     both = cells[cells["ratio"].notna()]
     medians = [
         (f"median {name}", *(pd.to_numeric(both[f"{name}_{run}"]).median() for run in "ab"))

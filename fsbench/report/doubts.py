@@ -38,12 +38,12 @@ def doubts(table: pd.DataFrame) -> list[Doubt]:
     columns = ("roofline_pct", "throttle", "sm_mhz")
     table = table.assign(**{name: None for name in columns if name not in table})
     ok = table[table["status"] == "ok"]
-    found = []
+    warnings = []
     # The roof is that of a whole step; a lower bound need not do all of its work.
     samplers = ok[ok["kind"] != Kind.LOWER_BOUND]
     below = samplers[samplers["roofline_pct"].astype(float) > 100]
     if len(below):
-        found.append(
+        warnings.append(
             _doubt(
                 "roof",
                 below,
@@ -55,11 +55,11 @@ def doubts(table: pd.DataFrame) -> list[Doubt]:
     throttled = ok[ok["throttle"].fillna("").astype(str).str.contains("slowdown|thermal")]
     if len(throttled):
         text = "{} ran while the GPU was throttled: cool it and run again"
-        found.append(_doubt("throttled", throttled, text))
+        warnings.append(_doubt("throttled", throttled, text))
     wide = ok[(ok["ci_hi_us"] - ok["ci_lo_us"]) > _WIDE * ok["median_us"]]
     if len(wide):
         text = f"{{}} have a 95 % interval wider than {_WIDE:.0%}: raise --iters, or stop what else"
-        found.append(_doubt("interval", wide, text + " runs on this machine"))
+        warnings.append(_doubt("interval", wide, text + " runs on this machine"))
     for (b, d, v), group in ok.groupby(["b", "d", "v"]):
         mhz = group["sm_mhz"].dropna().astype(float)
         apart = mhz.max() - mhz.min() if len(mhz) else 0.0
@@ -68,13 +68,13 @@ def doubts(table: pd.DataFrame) -> list[Doubt]:
                 f"B={b} D={d} V={v}: SM clocks of the samplers differ by {apart:.0f} MHz; "
                 "ratios at this point carry that much doubt"
             )
-            found.append(Doubt("clocks", _cells(group.loc[mhz.index]), text, float(apart)))
-    return found
+            warnings.append(Doubt("clocks", _cells(group.loc[mhz.index]), text, float(apart)))
+    return warnings
 
 
-def doubtful(found: Iterable[Doubt], B: int, D: int, V: int) -> list[Doubt]:
+def doubtful(warnings: Iterable[Doubt], B: int, D: int, V: int) -> list[Doubt]:
     """Return the doubts about any sampler at one point, for a mark beside its numbers."""
-    return [each for each in found if any(cell[1:] == (B, D, V) for cell in each.cells)]
+    return [each for each in warnings if any(cell[1:] == (B, D, V) for cell in each.cells)]
 
 
 def _doubt(reason: str, rows: pd.DataFrame, text: str) -> Doubt:

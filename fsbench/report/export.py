@@ -58,7 +58,7 @@ def tidy(frame: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def dictionary(columns: Iterable[str]) -> pd.DataFrame:
-    """What each column of the table means."""
+    """Return the meaning of each column of the table."""
     text = (resources.files("fsbench.records") / "words.toml").read_text(encoding="utf-8")
     words = tomllib.loads(text)
     known = {**words["environment"], **words["results"], **words["cell"], "run": "Results folder."}

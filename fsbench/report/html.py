@@ -55,18 +55,18 @@ def pages(
     by_gpu: dict[str, list[Configuration]] = {}
     for each in configurations(frame):
         by_gpu.setdefault(each.rows.gpu.iloc[0] or "cpu", []).append(each)
-    for name, found in by_gpu.items():
-        yield name, *_page(name, found, looks, environments)
+    for name, measured in by_gpu.items():
+        yield name, *_page(name, measured, looks, environments)
 
 
-def audit_pages(found: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def audit_pages(samplers: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the pages of the audit: of samplers, and of bugs that were planted to be found."""
-    found = list(found)
+    samplers = list(samplers)
     for name, title, planted in (
         ("audit", "Audit of samplers", False),
         ("planted", "Planted bugs, and what finds them", True),
     ):
-        same = [each for each in found if each.planted is planted]
+        same = [each for each in samplers if each.planted is planted]
         if not same:
             continue
         rows = [
@@ -76,8 +76,8 @@ def audit_pages(found: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, 
         ]
         table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
         part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
-        told = "By the records of fsbench verify; docs/results/audit.md says how to read it."
-        text = _rendered(title=title, parts=[{**part, "conditions": told, "figure": None}])
+        source = "By the records of fsbench verify; docs/results/audit.md says how to read it."
+        text = _rendered(title=title, parts=[{**part, "conditions": source, "figure": None}])
         wrong = len({each.sampler for each in same if each.severity in ("bias", "defect")})
         verdict = f"{wrong} of {len({each.sampler for each in same})} samplers failed a check."
         yield name, text, {"name": name, "title": title, "verdict": verdict, "figure": None}
@@ -88,26 +88,26 @@ def index_page(cards: Iterable[dict[str, Any]]) -> str:
     return _rendered(title="fsbench results", cards=list(cards), parts=[])
 
 
-def _rendered(**given: Any) -> str:
+def _rendered(**context: Any) -> str:
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     none: dict[str, Any] = {"run_columns": [], "runs": [], "doubts": [], "overview": []}
     none |= {"cards": [], "verdict": ""}
     made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return made.from_string(template).render(**{**none, **given})
+    return made.from_string(template).render(**{**none, **context})
 
 
 def _page(
     name: str,
-    found: list[Configuration],
+    measured: list[Configuration],
     looks: Styles,
     environments: dict[Path, dict[str, Any]],
 ) -> tuple[str, dict[str, Any]]:
     """The page of a GPU, and its card: those with more cells and heads are shown first."""
-    rows = pd.concat([each.rows for each in found])
+    rows = pd.concat([each.rows for each in measured])
     folders = set(rows.folder)
     runs = {folder: record for folder, record in environments.items() if str(folder) in folders}
-    plans = list(planned(found, ("winner", "filters"), looks))
-    plans += planned(plain(found), ("runtime",), looks)
+    plans = list(planned(measured, ("winner", "filters"), looks))
+    plans += planned(plain(measured), ("runtime",), looks)
     drawings = [partial(_inline, kind, drawing) for kind, _, drawing in plans]
     figures = list(zip(plans, drawn(drawings), strict=True))
     of_each = {stem: figure for (kind, stem, _), figure in figures if kind == "runtime"}
@@ -117,7 +117,7 @@ def _page(
         for folder, record in runs.items()
     }
     title = f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}"
-    verdict = verdict_in_words(found)
+    verdict = verdict_in_words(measured)
     text = _rendered(
         title=title,
         verdict=verdict,
@@ -135,18 +135,18 @@ def _page(
                 "tables": [_times(each), *_speedups(each), *_history(each, when)],
                 "figure": of_each.get(each.stem),
             }
-            for each in found
+            for each in measured
         ],
     )
     shown = next(iter([*overview, *filter(None, of_each.values())]), None)
     return text, {"name": name, "title": title, "verdict": verdict, "figure": shown}
 
 
-def verdict_in_words(found: list[Configuration]) -> str:
+def verdict_in_words(measured: list[Configuration]) -> str:
     """Say how often a fused sampler is the fastest, and what it saves, over all plain points."""
     advice = [
         (bool(each.rows[each.rows.provider == one.best].fused.iloc[0]), one.saves)
-        for each in plain(found)
+        for each in plain(measured)
         for one in recommend(each, each.providers(each.drawn))
         if one.saves is not None and len(each.measured.fused.unique()) > 1
     ]
@@ -191,9 +191,9 @@ def _history(
     rows = []
     for (provider, B), same in ok.groupby(["provider", "b"], sort=False):
         times = same.drop_duplicates("folder", keep="last").set_index("folder").median_us
-        known = [float(times[folder]) for *_, folder in order if folder in times]
+        recorded = [float(times[folder]) for *_, folder in order if folder in times]
         texts = [f"{times[folder]:.1f}" if folder in times else "" for *_, folder in order]
-        cells = [configuration.label(provider), str(B), *texts, f"{known[-1] / known[0]:.3f}"]
+        cells = [configuration.label(provider), str(B), *texts, f"{recorded[-1] / recorded[0]:.3f}"]
         rows.append({"cells": [_cell(text) for text in cells], "bound": False})
     headings = [f"{utc} {commit}" for utc, commit, _ in order]
     title = "History: median time by run and commit, µs"

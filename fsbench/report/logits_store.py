@@ -1,4 +1,4 @@
-"""What the logits cost when they leave the chip (the paper's Table 9), against the I/O model.
+"""Cost of the logits when they leave the chip (the paper's Table 9), against the I/O model.
 
 The fused kernel is compared with itself plus one store of its fp32 logits. The model (section 3.3)
 knows bytes only: 4 B V more on top of the weight's 2 V D, so 2 B / D for a weight of 2-byte

@@ -60,7 +60,7 @@ class Configuration:
 
     @property
     def heading(self) -> str:
-        """What was measured, in words that tell it from other configurations of its GPU."""
+        """Words that distinguish the configuration from others of its GPU."""
         first = self.rows.iloc[0]
         what = "Log-probabilities" if self.drawn is Kind.SCORE else "Sampling"
         if filters := filters_in_words(first):
@@ -78,12 +78,12 @@ class Configuration:
 
     @property
     def conditions(self) -> str:
-        """How it was measured, in words."""
+        """Conditions of the measurement, in words."""
         return conditions_in_words(self.rows.iloc[0])
 
     @property
     def drawn(self) -> Kind:
-        """What kind of samplers draw from the law of this problem: they are compared.
+        """Kind of the samplers that draw from the distribution of this problem: they are compared.
 
         SCORE where nothing draws and log-probabilities were timed.
         """
@@ -137,7 +137,7 @@ class Configuration:
 
 
 def conditions_in_words(row: pd.Series) -> str:
-    """How a cell was measured, in words."""
+    """Return the conditions in which a cell was measured, in words."""
     return ", ".join(
         [
             row["dtype"],  # Series.dtype is something else

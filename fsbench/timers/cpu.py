@@ -25,7 +25,7 @@ class CpuTimer:
     def measure(
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
-        """See `Timer.measure`."""
+        """Measure steps, see `Timer.measure`."""
         span_us = []
         for _ in range(iterations):
             before()

@@ -28,7 +28,7 @@ class FakeTimer:
     def measure(
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
-        """See `Timer.measure`. Pretends that a step is one kernel."""
+        """Return made-up times, see `Timer.measure`, as if a step were one kernel."""
         span_us = []
         for _ in range(iterations):
             before()

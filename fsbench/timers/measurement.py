@@ -1,4 +1,4 @@
-"""What every timer returns, and the one signature they share."""
+"""The measurement that every timer returns, and the protocol of timers."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def greedy_fits(logits: Tensor, tokens: Tensor, noise: str | None) -> Tensor:
 
 
 def check_call(subject: Subject) -> Check:
-    """All that is claimed at once: T, seed and offset of each row, samples, log-probabilities.
+    """Check everything claimed at once: T, seed and offset of each row, samples, log-probabilities.
 
     Of the rows of each T a G-test; rows of T = 0 are greedy. No two requests of one T share their
     noise, whose seeds or offsets are neighbors or differ in one bit; a request's token is its own

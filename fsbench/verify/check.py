@@ -1,4 +1,4 @@
-"""What every check shares: its verdict, where it runs, and how often chance may mislead it."""
+"""Parts of every check: its verdict, where it runs, and how often chance may mislead it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ WRONG = {
     "quantized": "a quantized head's tokens are not those of its numbers",
     "speculation": "drafts change its tokens, or are accepted too often or too rarely",
 }
-"""What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
+"""Error that a failed check shows, in words; the name of a `tail` ends with its gap."""
 
 
 def conclusion(checks: Sequence[Check]) -> str:
@@ -109,7 +109,7 @@ rounded once more by a sampler that does so, and one on either side of 1."""
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and at what temperatures a provider is checked.
+    """Device, dtype and temperatures at which a provider is checked.
 
     second: another temperature, of about half of the checks; None for the same.
     truncated: the gate looks at what it does with filters; the other tiers always do.

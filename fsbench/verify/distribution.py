@@ -88,7 +88,7 @@ def check_fit_of_seeds(subject: Subject) -> Check:
 
 
 def cost(able: Capabilities) -> str:
-    """What a draw costs: noise for groups of tokens or for each; else stored logits, or chunks.
+    """Return the cost class of a draw: group noise, token noise, stored logits, or chunks.
 
     Without noise of the contract, only a loop over chunks of the vocabulary keeps no logits: many
     small launches.

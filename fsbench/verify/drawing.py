@@ -165,7 +165,7 @@ class Draws:
         return torch.cat(list(self.steps(row, steps)))
 
     def counts(self, row: str, draws: int) -> Tensor:
-        """How often each token is drawn in the next steps, at least `draws` draws: int64 [V]."""
+        """Count each token in the next steps, at least `draws` draws: int64 [V]."""
         V = self.problem.V
         counts = torch.zeros(V, dtype=torch.int64, device=self.problem.device)
         for tokens in self.steps(row, math.ceil(draws / self.problem.B)):

@@ -1,4 +1,4 @@
-"""How much each check does, by tier and device."""
+"""Amount of work of each check, by tier and device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPES: Shapes = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
 
 @dataclass(frozen=True)
 class Effort:
-    """How much each check does.
+    """Amount of work of each check.
 
     vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
         at least 256 launches. block_draws: of `blocks`.
@@ -78,7 +78,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "seeds": (8, 64, 8, 64),
     "seed_draws": (2**13, 2**16, 2**18, 2**18),
     "variation_draws": (
-        *(_draws(2**13, 2**13, 2**13), _draws(2**15, 2**15, 2**15)),
+        *(_draws(6144, 6144, 6144), _draws(2**15, 2**15, 2**15)),
         *(_draws(2**24, 2**21, 2**19), _draws(10**8, 25 * 10**6, 2**21)),
     ),
     "gaps": ((10, 12), _GAPS, _GAPS, _GAPS),

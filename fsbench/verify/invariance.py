@@ -1,4 +1,4 @@
-"""What a token must not depend on: bitwise equality of calls that should agree.
+"""Inputs that must not change a token: bitwise equality of calls that should agree.
 
 All logits are exact, so two matmuls of another order cannot disagree about them.
 """

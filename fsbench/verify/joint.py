@@ -195,7 +195,7 @@ def alike(
     names: Sequence[object],
     shifted: bool = False,
 ) -> Alike:
-    """How much any two streams of draws from one row of logits agree, place by place.
+    """Test how often two streams of draws from one row of logits agree, place by place.
 
     Two that share their noise agree in all places, whatever their distance.
 

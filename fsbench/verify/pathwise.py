@@ -91,7 +91,8 @@ def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = 
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise VerificationFailed(
-            f"{where}row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
+            f"{where}row {row}: expected token {int(expected.tokens[row])} (reference), "
+            f"got {int(tokens[row])} (sampler)"
         )
 
 

@@ -1,4 +1,4 @@
-"""What is said of tokens against float64: log-probabilities, entropies, ranks, largest logits."""
+"""Scores of tokens compared with float64: log-probabilities, entropies, ranks, largest logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROWS, _TOKENS = 256, 16384  # of the problem's logits that are held at once in 
 
 
 def launched_scores(launch: Launch, hidden: Tensor) -> Tensor:
-    """What one launch returns; raises VerificationFailed unless it is fp32 [B]."""
+    """Return the result of one launch; raises VerificationFailed unless it is fp32 [B]."""
     found = launch(hidden, scalar(5, hidden.device), scalar(9, hidden.device))
     if found.shape != (len(hidden),) or found.dtype != torch.float32:
         raise VerificationFailed(
@@ -44,7 +44,7 @@ def _targets(problem: Problem) -> Tensor:
 
 
 def _rounding(wanted: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """How far fp32 may be from log-probabilities [B] of these logits [B, V]."""
+    """Return the allowed fp32 error of log-probabilities [B] of these logits [B, V]."""
     scaled = logits.double().abs().amax(1) / temperature
     return ERROR * (1 + wanted.abs()) + 2.0**-22 * scaled
 
@@ -63,7 +63,8 @@ def require_near(found: Tensor, wanted: Tensor, allowed: Tensor, what: str) -> f
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         raise VerificationFailed(
-            f"{what}: row {at[0]}: expected {float(wanted[at]):.7g}, got {float(found[at]):.7g}; "
+            f"{what}: row {at[0]}: expected {float(wanted[at]):.7g} (float64 reference), "
+            f"got {float(found[at]):.7g} (sampler); "
             f"off by {float(error[at]):.2g}, allowed {float(allowed[at]):.2g}"
         )
     return float(error.max())
@@ -75,7 +76,8 @@ def require_equal(found: Tensor, wanted: Tensor, what: str) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0][0])
         raise VerificationFailed(
-            f"{what}: row {row}: expected {wanted[row].tolist()}, got {found[row].tolist()}"
+            f"{what}: row {row}: expected {wanted[row].tolist()} (float64 reference), "
+            f"got {found[row].tolist()} (sampler)"
         )
 
 

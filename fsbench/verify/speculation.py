@@ -103,7 +103,7 @@ class _Model:
         return tokens
 
     def speculate(self, plain: Tensor) -> int:
-        """How many tokens were compared; the first that differs from `plain` is raised."""
+        """Return the number of tokens compared; raise for the first that differs from `plain`."""
         k, length = _DRAFTS, plain.shape[1] - 1
         request = torch.arange(_REQUESTS, device=self.device).repeat(len(_DRAFTERS))
         last = torch.zeros_like(request)
@@ -139,7 +139,7 @@ class _Model:
         return self.rows * length
 
     def _accepted(self, sampled: Tensor, drafts: Tensor) -> Tensor:
-        """How many drafts [rows, k] the sampled tokens [rows, k + 1] confirm, int64 [rows].
+        """Count the drafts [rows, k] that the sampled tokens [rows, k + 1] confirm: int64 [rows].
 
         Raises VerificationFailed if the sampler's own acceptance has another number, or tokens.
         """
@@ -161,7 +161,7 @@ class _Model:
         return accepted
 
     def _drafts(self, wanted: Tensor, last: Tensor, generator: torch.Generator) -> Tensor:
-        """What each drafter proposes, int64 [rows, k]."""
+        """Return the proposals of each drafter, int64 [rows, k]."""
         drafts = wanted.clone()
         of = {name: slice(n * _REQUESTS, (n + 1) * _REQUESTS) for n, name in enumerate(_DRAFTERS)}
         drafts[of["wrong"]] = (drafts[of["wrong"]] + 1) % _VOCABULARY

@@ -58,7 +58,9 @@ class Fit:
 
 
 def pooled(expected: np.ndarray) -> np.ndarray:
-    """Where bins begin, so that each holds MIN_EXPECTED of `expected` [n]: indices for reduceat.
+    """Return the first index of each bin; every bin holds MIN_EXPECTED of `expected` [n].
+
+    The indices are for np.add.reduceat.
 
     Neighbors are pooled, in the order given; a short rest joins the last bin.
     """

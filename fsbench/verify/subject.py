@@ -22,7 +22,7 @@ _LARGE_ROWS = 256
 
 @dataclass(frozen=True)
 class Subject:
-    """What every check is asked about. gate: the filters of the gate alone are looked at."""
+    """Sampler, setting and effort of a check. gate: only the gate's filters are checked."""
 
     provider: Provider
     setting: Setting

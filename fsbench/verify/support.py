@@ -51,7 +51,7 @@ def check_greedy(subject: Subject) -> Check:
                 row = int(wrong.nonzero()[0])
                 raise VerificationFailed(
                     f"B={B} V={V} row {row}: expected {int(values[row].argmax())}, "
-                    f"got {int(tokens[row])}"
+                    f"the largest logit; the sampler gave {int(tokens[row])}"
                 )
             rows += B
     return Check("greedy", True, f"{rows} rows have the maximum logit", rows)

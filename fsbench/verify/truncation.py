@@ -35,7 +35,7 @@ GATE: Sequence[Filters] = (
     {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "mixed": True},
     {"top_k": 20, "top_p": 0.9, "mixed": True},
 )
-"""What `fsbench run` asks before it times a truncated problem."""
+"""Filters checked by `fsbench run` before it times a truncated problem."""
 
 CASES: Sequence[Filters] = (
     *GATE,
@@ -59,7 +59,7 @@ REQUESTS: Sequence[Filters] = (
     {"top_k": 40, "top_p": 0.95, "min_p": 0.05},  # of llama.cpp
     {"top_k": 20},
 )
-"""What engines are asked for."""
+"""Filters of common engine requests."""
 
 PENALIZED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
                       "history": 150}  # fmt: skip
@@ -153,7 +153,7 @@ def check_requests(subject: Subject) -> Check:
 
 
 def _counted(drawn: Draws, name: str, steps: int) -> list[Counted]:
-    """What the rows of the next steps drew, by law: those with the same filters together.
+    """Count the draws of the next steps by distribution: rows with the same filters together.
 
     Raises VerificationFailed for a token that is cut off; a law of one token is left out.
     """

@@ -27,6 +27,12 @@ NO_ADDRESS = (
     "hidden, weight: expected tensors with memory of their own; got one without, as inside "
     "torch.vmap: give all rows as one hidden [B, D]"
 )
+TILES_WITH_SUMS = HopperConfig(2, 128, 64, 7, False)
+"""Tiles of calls with log-probabilities at 129 to 256 rows on an H100.
+
+With the sums in the epilogue, three warpgroups are slower at 129 to 192 rows, and tiles of 256
+tokens at 193 to 256 (results/h100/logprob-tiles-20261125: D = 2560 and 4096). An H200, which has
+fewer operations per byte, was not measured."""
 _USUAL_ROWS = 64  # of portable_rows
 _FEW_ROWS = 32  # of weights of one byte, with which the portable kernel is faster
 
@@ -111,15 +117,26 @@ def default_config(
 
 
 @cache
-def hopper_row(B: int, D: int, V: int, device: torch.device, narrow: bool = False) -> Row:
+def hopper_row(
+    B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
+) -> Row:
     """The row of the Hopper kernel's tile shapes, before it is known whether blocks are split.
 
     Beyond the last bucket, batches are cut into blocks of rows: those that leave least to the
-    busiest program. narrow: as in choose; up to three warpgroups' rows tiles are narrowed for it.
+    busiest program. narrow, sums: as in choose; up to three warpgroups' rows tiles are narrowed for
+    the former.
     """
     row = _row("hopper", B, D, device)
     if narrow and B <= 3 * ROWS:
         return row._replace(config=row.config.narrowed())
+    if (
+        sums
+        and not narrow
+        and 2 * ROWS < B <= 4 * ROWS
+        and D <= 6144
+        and portable_rows(device) > ROWS
+    ):
+        return row._replace(config=TILES_WITH_SUMS)
     if narrow or hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)
@@ -128,10 +145,10 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, narrow: bool = Fals
 
 
 def hopper_config(
-    B: int, D: int, V: int, device: torch.device, narrow: bool = False
+    B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
 ) -> HopperConfig:
     """The config of hopper_row."""
-    config: HopperConfig = hopper_row(B, D, V, device, narrow).config
+    config: HopperConfig = hopper_row(B, D, V, device, narrow, sums).config
     return config
 
 
@@ -183,6 +200,7 @@ def choose(
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
     narrow: bool = False,
+    sums: bool = False,
 ) -> TileConfig | HopperConfig:
     """The config to launch with; its type says which kernel.
 
@@ -190,6 +208,8 @@ def choose(
         narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
             much in registers that wide tiles of three warpgroups spill, and those of two up to
             their own rows are slower, too (by 6 % at 128 rows).
+        sums: the call returns log-probabilities or other sums over the vocabulary; see
+            TILES_WITH_SUMS.
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
@@ -200,7 +220,7 @@ def choose(
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
     facts = (*hidden.shape, len(weight), hidden.device, weight.element_size())
-    return config_for(*facts, by_tma, noise, kernel, config, narrow)
+    return config_for(*facts, by_tma, noise, kernel, config, narrow, sums)
 
 
 @cache
@@ -226,6 +246,7 @@ def config_for(
     kernel: str,
     config: TileConfig | HopperConfig | None,
     narrow: bool = False,
+    sums: bool = False,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
     reason = why_not_hopper(device, by_tma)
@@ -242,7 +263,7 @@ def config_for(
         return config
     if element_bytes == 1:
         return ONE_BYTE if B <= ROWS else MANY_ROWS
-    found = hopper_config(B, D, V, device, narrow)
+    found = hopper_config(B, D, V, device, narrow, sums)
     return replace(found, split=blocks_are_split(B, D, V, device))
 
 

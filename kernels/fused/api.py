@@ -71,6 +71,10 @@ def flash_sample(
     The logits that are sampled are soft_cap tanh(hidden @ weight.T / soft_cap) + bias, and -inf
     where the mask forbids a token. V below is vocab_size, or the number of rows of weight.
 
+    Warning:
+        An offset that is not advanced repeats the draw: the same seed, offset and logits give the
+        same token, in a replayed graph too.
+
     Args:
         hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous. B may be 0.
         weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the

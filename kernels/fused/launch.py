@@ -88,7 +88,10 @@ class FusedLaunch:
         # Ranks of drawn tokens, and the largest logits, are found in stored logits.
         self.ranks = out.top_tokens is not None or (out.rank is not None and not self.scores)
         stride = stride_for(self.V) if self.ranks else stride
-        config = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
+        self.sums = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
+        config = choose(
+            hidden, weight, request.noise, kernel, config, changes_logits(request), self.sums
+        )
         tokens = self.V if shard is None else shard.num_tokens
         ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
         code: Any
@@ -187,7 +190,7 @@ class FusedLaunch:
         if out.logprob is not None:
             shape = (programs, self.B, min(self.samples, SAMPLES_AT_ONCE))
             winners = torch.empty(*shape, dtype=torch.float32, device=device)
-        if not (out.logprob is out.logz is out.entropy is out.top_tokens is None):
+        if self.sums:
             numbers = 3 if out.entropy is None else 5
             masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
         shard = None if request.merge_later else request.shard

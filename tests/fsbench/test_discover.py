@@ -53,27 +53,27 @@ def entry_points(monkeypatch, tmp_path):
 def test_every_file_is_a_sampler_sorted_by_name():
     root = ROOT
     files = [*(root / "kernels").glob("[!_]*.py"), *(root / "baselines").glob("[!_]*.py")]
-    found = discover()
-    assert list(found) == sorted(path.stem for path in files)
-    for name, entry in found.items():
+    result = discover()
+    assert list(result) == sorted(path.stem for path in files)
+    for name, entry in result.items():
         assert entry.provider is not None and entry.provider.name == entry.name == name
         assert entry.source in (f"fsbench.kernels.{name}", f"fsbench.baselines.{name}")
 
 
 def test_a_file_given_by_path_is_one_more(plugin):
-    found = discover([plugin()])
-    assert set(found) - set(discover()) == {"mine"}
-    assert found["mine"].provider.label == "mine"
-    assert found["mine"].source.endswith("mine.py")
+    result = discover([plugin()])
+    assert set(result) - set(discover()) == {"mine"}
+    assert result["mine"].provider.label == "mine"
+    assert result["mine"].source.endswith("mine.py")
 
 
 def test_a_file_may_give_several(plugin):
     text = plug_in("one").replace("PROVIDER =", "ONE =") + plug_in("two").replace(
         "PROVIDER =", "TWO ="
     )
-    found = discover([plugin(text + "PROVIDERS = (ONE, TWO)\n")])
-    assert set(found) - set(discover()) == {"one", "two"}
-    assert found["one"].provider.name == "one" and found["two"].source.endswith("mine.py")
+    result = discover([plugin(text + "PROVIDERS = (ONE, TWO)\n")])
+    assert set(result) - set(discover()) == {"one", "two"}
+    assert result["one"].provider.name == "one" and result["two"].source.endswith("mine.py")
     with pytest.raises(InvalidArgument, match="'one': defined twice"):
         discover([plugin(text + "PROVIDERS = (ONE, ONE)\n", "twice")])
 
@@ -134,15 +134,15 @@ def test_entry_points(entry_points):
         renamed=plug_in("other"),
         text="PROVIDER = 'not a provider'",
     )
-    found = discover()
-    assert found["mine"].provider.name == "mine"
-    assert {name: found[name].broken for name in ("bad", "ends", "renamed", "text")} == {
+    result = discover()
+    assert result["mine"].provider.name == "mine"
+    assert {name: result[name].broken for name in ("bad", "ends", "renamed", "text")} == {
         "bad": "ImportError: no libfoo",
         "ends": "SystemExit",
         "renamed": "PROVIDER is named 'other', not 'renamed'",
         "text": "defines no PROVIDER of type fsbench.provider.Provider",
     }
-    assert len(found) == len({entry.name for entry in found.values()})
+    assert len(result) == len({entry.name for entry in result.values()})
 
 
 def test_our_own_module_without_a_package_is_broken_but_a_bug_of_ours_is_raised(monkeypatch):
@@ -211,9 +211,11 @@ def test_refusal_names_the_status(monkeypatch):
 
 
 def test_select():
-    found = {name: Found(name, "") for name in ("alpha", "beta", "gamma")}
-    assert [entry.name for entry in select(found, ["gamma", "alpha"])] == ["gamma", "alpha"]
-    with pytest.raises(InvalidArgument, match=r"^provider: .* got 'gama'; did you mean 'gamma'\?$"):
-        select(found, ["alpha", "gama"])
+    result = {name: Found(name, "") for name in ("alpha", "beta", "gamma")}
+    assert [entry.name for entry in select(result, ["gamma", "alpha"])] == ["gamma", "alpha"]
+    with pytest.raises(
+        InvalidArgument, match=r"^--provider: .* got 'gama'; did you mean 'gamma'\?$"
+    ):
+        select(result, ["alpha", "gama"])
     with pytest.raises(InvalidArgument, match=r"got 'xyzzy'$"):
-        select(found, ["xyzzy"])
+        select(result, ["xyzzy"])

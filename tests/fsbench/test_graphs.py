@@ -48,8 +48,8 @@ def test_what_a_graph_reads_lives_as_long_as_it(cuda):
     """FlashInfer's temperature on the device was freed, and then somebody else's memory."""
     temperature = torch.ones(())
 
-    def launch(hidden, seed, offset, own=temperature):
-        return hidden / own
+    def launch(hidden, seed, offset, divisor=temperature):
+        return hidden / divisor
 
     inputs = [torch.zeros(2), torch.zeros(1), torch.zeros(1)]
     watched = [weakref.ref(tensor) for tensor in (temperature, *inputs)]

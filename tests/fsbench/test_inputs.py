@@ -30,7 +30,7 @@ def test_normal_logits_have_the_stated_deviation(sigma, dtype):
     assert float(logits.std()) == pytest.approx(sigma, rel=0.07)
     assert abs(float(logits.mean())) < 0.03 * sigma
     rows = np.corrcoef(logits.numpy())
-    assert np.abs(rows - np.eye(8)).max() < 0.3  # rows have logits of their own
+    assert np.abs(rows - np.eye(8)).max() < 0.3  # each row has other logits
 
 
 def test_normal_zero_is_uniform():

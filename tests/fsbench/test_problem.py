@@ -1,4 +1,4 @@
-"""Problem, the laws of logits and the named LM heads."""
+"""Problem, the distributions of logits and the named LM heads."""
 
 from __future__ import annotations
 

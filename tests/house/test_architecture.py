@@ -30,7 +30,7 @@ def imports(tree: ast.AST, typing_too: bool = True) -> Iterator[str]:
     """Yield the dotted names imported anywhere in a module, also inside functions.
 
     `from package import name` counts as package.name if that is a module, else as package. Lazy
-    imports of a package (fsbench.late) count as well.
+    imports of a package (fsbench.lazy) count as well.
     """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -94,7 +94,7 @@ def test_the_parser_sees_imports_of_every_form():
     )
 
 
-GROUND = ("errors", "late", "problem", "provider")
+GROUND = ("errors", "lazy", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
 KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "launch", "fused")
@@ -192,7 +192,7 @@ def test_imports_have_no_cycle():
 
 def test_the_contract_is_the_ground():
     assert project_imports("fsbench.errors") == set()
-    assert project_imports("fsbench.late") == set()
+    assert project_imports("fsbench.lazy") == set()
     assert project_imports("fsbench.problem") == {"fsbench.errors"}
     assert project_imports("fsbench.provider") == {"fsbench.errors", "fsbench.problem"}
     for stem in GROUND:

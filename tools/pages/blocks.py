@@ -1,4 +1,4 @@
-"""What tables, blocks and the writer of pages share: Markdown, and where records come from."""
+"""Markdown, and the sources of records, for tables, blocks and the writer of pages."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from functools import cache
 from typing import Any
 
 import typer
+from typer.cli import get_docs_for_click
 
-from fsbench import kernels, provider
+from fsbench import provider
 from fsbench.cli import app
 from fsbench.cli.listing import CLAIMS
 from fsbench.discover import discover
@@ -107,24 +108,6 @@ def entries(text: str) -> dict[str, str]:
 
 
 @block
-def arguments(function: str) -> str:
-    """The arguments of a public function of fsbench.kernels, as its docstring has them.
-
-    But for those that it takes as flash_sample does.
-    """
-    called = getattr(kernels, function)
-    text = inspect.getdoc(called) or ""
-    told = entries(inspect.cleandoc(text.split("Args:\n")[1].split("\n\n")[0]))
-    rows = []
-    for name, parameter in inspect.signature(called).parameters.items():
-        if told[name].startswith("as in flash_sample"):
-            continue
-        default = "" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
-        rows.append([f"`{name}`", default, _cell(told[name])])
-    return table(["argument", "default", "what it is"], rows, left=3)
-
-
-@block
 def contract(kind: str) -> str:
     """Fields of Provider or Capabilities, as their docstrings have them."""
     described = getattr(provider, kind)
@@ -193,33 +176,10 @@ def shown_commands() -> Iterator[tuple[str, Any]]:
             yield f"{name} {part}", own
 
 
-def _summary(command: Any) -> str:
-    return " ".join(command.help.split("\n\n")[0].split())
-
-
 @block
 def commands() -> str:
-    rows = [[f"`fsbench {name}`", _cell(_summary(each))] for name, each in shown_commands()]
-    return table(["command", "what it does"], rows, left=2)
-
-
-@block
-def options() -> str:
-    """Every command with its arguments and options."""
-    parts = []
-    for spoken, command in shown_commands():
-        rows = []
-        for parameter in command.params:
-            if getattr(parameter, "hidden", False):
-                continue
-            names = (*parameter.opts, *parameter.secondary_opts)
-            spelled = ", ".join(f"`{each}`" for each in names if each.startswith("-"))
-            plain = isinstance(parameter.default, str | int | float)
-            shown = plain and parameter.default is not False
-            default = f"`{parameter.default}`" if shown else ""
-            name = spelled or f"`{parameter.name.upper()}`"
-            rows.append([name, default, _cell(parameter.help or "")])
-        text = table(["option", "default", "what it does"], rows, left=3)
-        told = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
-        parts.append(f"## fsbench {spoken}\n\n{told}\n\n{text}")
-    return "\n\n".join(parts)
+    """Return what `typer fsbench.cli utils docs` writes: every command, argument and option."""
+    command: Any = typer.main.get_command(app)
+    command.commands = {k: v for k, v in command.commands.items() if not v.hidden}
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fsbench")
+    return re.sub(r"^# .*\n", "", text)

@@ -11,7 +11,7 @@ from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
 from fsbench.report.doubts import doubts
-from pages.blocks import RESULTS, block, bullets, listed, place, source, table
+from pages.blocks import RESULTS, ROOT, block, bullets, listed, place, source, table
 from pages.tables import view
 
 AUDIT = "cpu/audit-20261123"
@@ -40,6 +40,14 @@ def _doubts(*runs: str) -> str:
         for doubt in doubts(read_csv([RESULTS / place(run)]))
     ]
     return bullets(*lines) if lines else "The report of these runs warns of nothing."
+
+
+@block
+def example(name: str) -> str:
+    """Return the code of a script in examples/, without its docstring."""
+    path = ROOT / "examples" / f"{name}.py"
+    code = path.read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    return f"```python\n{code.strip()}\n```"
 
 
 @block

@@ -34,8 +34,8 @@ class Entry:
     groups: Callable[[Alike], dict[str, Alike]]
 
 
-def _each(found: Alike) -> dict[str, Alike]:
-    return {one.stem: [one] for one in found}
+def _each(measured: Alike) -> dict[str, Alike]:
+    return {one.stem: [one] for one in measured}
 
 
 def _of_one(drawing: Callable[[Configuration, Styles], Figure | None], absent: str = "") -> Entry:
@@ -68,7 +68,7 @@ FIGURES: dict[str, Entry] = {
     "winner": Entry(
         winners.draw,
         "fewer than two LM heads were measured alike, with samplers of both ways",
-        lambda found: families(plain(found)),
+        lambda measured: families(plain(measured)),
     ),
     "scaling": Entry(scaling.draw, "one number of GPUs was measured", over_ranks),
     "filters": Entry(
@@ -80,7 +80,7 @@ FIGURES: dict[str, Entry] = {
 
 
 def planned(
-    found: Alike, names: Sequence[str], styles: Styles
+    measured: Alike, names: Sequence[str], styles: Styles
 ) -> Iterator[tuple[str, str, Callable[[], Figure | None]]]:
     """Yield (name, stem, function that draws it or returns None) of each figure that may be drawn.
 
@@ -89,10 +89,10 @@ def planned(
     """
     for name in names:
         entry = FIGURES[name]
-        for stem, alike in entry.groups(found).items():
+        for stem, alike in entry.groups(measured).items():
             yield name, stem, partial(entry.draw, alike, styles)
 
 
-def plain(found: Alike) -> Alike:
+def plain(measured: Alike) -> Alike:
     """Return the configurations without filters: a sweep of filters has dozens of others."""
-    return [each for each in found if each.drawn is not Kind.TRUNCATED]
+    return [each for each in measured if each.drawn is not Kind.TRUNCATED]

@@ -19,7 +19,7 @@ _TASKS: Sequence[Callable[[], Any]] = ()
 
 
 def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """What each task returns, in order. Tasks may be closures: the processes are forks of this one.
+    """Yield the result of each task, in order. Tasks may be closures: the processes are forks.
 
     Raises whatever a task raises, at its place.
     """

@@ -1,4 +1,4 @@
-"""What all figures share: rows of panels, axes, the legend, the layout, and their files.
+"""Parts that all figures share: rows of panels, axes, the legend, the layout, and their files.
 
 Figures are matplotlib Figure objects without pyplot: no global state, no display.
 """
@@ -41,7 +41,7 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
-"""What stands before a label; a matmul that stores logits bounds no fused sampler from below."""
+"""Text in front of a label; a matmul that stores logits bounds no fused sampler from below."""
 
 PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
@@ -161,7 +161,7 @@ def panel_row(
 
 
 def _runs_in_words(configuration: Configuration) -> str:
-    """How many runs the rows are of, and how far apart their times of one cell are; '' of one."""
+    """Return the number of runs and the largest difference of a cell between them; '' for one."""
     ok = configuration.rows[configuration.rows.status == "ok"]
     runs = ok.folder.nunique()
     if runs < 2:
@@ -211,7 +211,7 @@ def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
 
 
 def in_words(figure: Figure, words: str) -> None:
-    """What was measured, above all panels."""
+    """Write what was measured above all panels."""
     figure.suptitle(words, fontsize=8.5, color="#444444")
 
 

@@ -21,7 +21,7 @@ FORCED = dict.fromkeys(samplers()["forced"], samplers()["public_call"])
 """Samplers that force one kernel of flash_sample: its own call counts where it was measured."""
 
 COLUMNS = 12
-"""Of more batch sizes than this, only the powers of two are shown."""
+"""Most columns: of more batch sizes only the powers of two are shown."""
 
 Row = tuple[Configuration, list[Advice]]
 
@@ -46,7 +46,9 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     if len(rows) < 2:
         return None
     batches = sorted({one.b for _, advice in rows for one in advice})
+    note = ""
     if len(batches) > COLUMNS:
+        note = "; of the batch sizes only powers of two are counted and shown"
         batches = [b for b in batches if b & (b - 1) == 0]
         rows = [(each, [one for one in advice if one.b in batches]) for each, advice in rows]
     figure = Figure(figsize=(8.8, 1.9 + 0.3 * len(rows)), layout="constrained")
@@ -69,7 +71,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     axes.set_xlabel("Batch size B (rows)")
     first = rows[0][0].rows.iloc[0]
     figure.suptitle(
-        f"{finding(rows)}\nNumbers: time saved over the fastest of the other way\n"
+        f"{finding(rows)}\nNumbers: time saved over the fastest of the other way{note}\n"
         f"{first.gpu_name or 'CPU'}; {conditions_in_words(first)}",
         x=0.01,
         ha="left",

@@ -5,7 +5,7 @@ May import: timers.measurement, the contract.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.timers.gpu import cupti as cupti
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from fsbench.timers.gpu import sm_clock as sm_clock
 
 # They need torch, which a CPU's timer does without.
-__getattr__ = late(__name__, "cupti", "events", "sm_clock")
+__getattr__ = lazy_getattr(__name__, "cupti", "events", "sm_clock")

@@ -39,7 +39,7 @@ except ImportError as error:
     cupti, _CUPTI_PROBLEM = None, str(error)
 
 _INSTALL = "pip install -e '.[gpu]' in a checkout of fsbench, or choose --timer events"
-_BUFFER_BYTES = 8 * 1024 * 1024  # what NVIDIA's samples hand out; some 40,000 kernel records
+_BUFFER_BYTES = 8 * 1024 * 1024  # as in NVIDIA's samples; about 40,000 kernel records
 _NAME_LENGTH = 80
 
 
@@ -68,17 +68,17 @@ def measurement_from_records(
     span_us, busy_us, sum_us, counts = [], [], [], []
     kernels: defaultdict[str, float] = defaultdict(float)
     for iteration, (opened, closed) in enumerate(windows):
-        mine = ordered[bisect_left(starts, opened) : bisect_right(starts, closed)]
-        if not mine:
+        inside = ordered[bisect_left(starts, opened) : bisect_right(starts, closed)]
+        if not inside:
             raise FsbenchError(
                 f"timer cupti: no GPU activity in iteration {iteration} of {len(windows)} "
                 f"({len(records)} records in all); did the step launch anything on this GPU?"
             )
-        span_us.append((max(record.end for record in mine) - mine[0].start) / 1e3)
-        busy_us.append(_union_ns(mine) / 1e3)
-        sum_us.append(sum(record.end - record.start for record in mine) / 1e3)
-        counts.append(len(mine))
-        for record in mine:
+        span_us.append((max(record.end for record in inside) - inside[0].start) / 1e3)
+        busy_us.append(_union_ns(inside) / 1e3)
+        sum_us.append(sum(record.end - record.start for record in inside) / 1e3)
+        counts.append(len(inside))
+        for record in inside:
             kernels[shorten(record.name)] += (record.end - record.start) / 1e3 / len(windows)
     return Measurement(span_us, busy_us, sum_us, statistics.median_low(counts), dict(kernels))
 
@@ -145,8 +145,12 @@ class CuptiTimer:
             raise TimerUnavailable("timer cupti: torch sees no CUDA device; see `fsbench doctor`")
         try:
             self._cupti, self._records = _owner()
-            kinds = self._cupti.ActivityKind
-            self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
+            activity_kinds = self._cupti.ActivityKind
+            self._kinds = (
+                activity_kinds.CONCURRENT_KERNEL,
+                activity_kinds.MEMCPY,
+                activity_kinds.MEMSET,
+            )
             self._enable()
             self._disable()
         except TimerUnavailable:
@@ -171,11 +175,11 @@ class CuptiTimer:
     def measure(
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
-        """See `Timer.measure`. Raises FsbenchError if CUPTI lost a record."""
+        """Measure steps, see `Timer.measure`. Raise FsbenchError if CUPTI lost a record."""
         now = self._cupti.get_timestamp
         windows = []
         self._records.clear()
-        self._dropped()  # the count restarts at each query: forget what is not ours
+        self._dropped()  # the count restarts at each query: clear earlier records
         with torch.cuda.device(self._device):
             self._enable()
             try:

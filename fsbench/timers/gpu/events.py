@@ -40,7 +40,7 @@ class EventsTimer:
     def measure(
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
-        """See `Timer.measure`."""
+        """Measure steps, see `Timer.measure`."""
         span_us = []
         with torch.cuda.device(self._device):
             start = torch.cuda.Event(enable_timing=True)

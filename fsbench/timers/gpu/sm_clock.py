@@ -1,7 +1,7 @@
-"""The clock at which the multiprocessors really ran, from their own counters.
+"""Mean clock of the multiprocessors during a round, from their cycle counters.
 
-NVML tells a clock between rounds. Here each multiprocessor's cycle counter is read beside the
-GPU's nanosecond timer, before a round and after it: cycles over time is the mean clock of the
+NVML reports a clock between rounds only. Here each multiprocessor's cycle counter and the GPU's
+nanosecond timer are read before a round and after it: cycles / time is the mean clock of the
 round. Nothing runs in between, so no timed step is disturbed.
 """
 
@@ -50,7 +50,7 @@ class SmClock:
 
 
 def mean_mhz(before: Tensor, after: Tensor) -> float | None:
-    """The mean clock between two readings: of the multiprocessors' the median; None if unknown."""
+    """Return the mean clock between two readings (median of SMs), None if unknown."""
     pairs = zip(before.tolist(), after.tolist(), strict=True)
     clocks = [
         1e3 * (to_cycles - cycles) / (to_ns - ns)

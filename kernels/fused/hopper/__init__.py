@@ -5,10 +5,10 @@ May import what `fused` may, but nothing of the portable kernel.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.kernels.fused.hopper import operands as operands
 else:
     # Gluon is an experimental part of Triton: what the portable kernel serves does without.
-    __getattr__ = late(__name__, "operands")
+    __getattr__ = lazy_getattr(__name__, "operands")

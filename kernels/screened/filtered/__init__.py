@@ -5,10 +5,10 @@ May import: what the room may, and the launch of truncated.
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.kernels.screened.filtered import launch as launch
 else:
     # It needs Triton: a CPU does without.
-    __getattr__ = late(__name__, "launch")
+    __getattr__ = lazy_getattr(__name__, "launch")

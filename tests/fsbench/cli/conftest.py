@@ -1,4 +1,4 @@
-"""Fixtures of commands: the console script in a folder of its own, and a plug-in."""
+"""Fixtures of commands: the console script in a new folder, and a plug-in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plugin(tmp_path):
 
 @pytest.fixture
 def fsbench(monkeypatch, capsys, tmp_path):
-    """Calls the console script in a folder of its own: (exit code, stdout, stderr)."""
+    """Call the console script in a new folder; return (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):

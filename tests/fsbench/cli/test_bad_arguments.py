@@ -146,17 +146,19 @@ class Reached(Exception):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """A working folder with a file, an empty folder and results."""
     monkeypatch.chdir(tmp_path)
     Path("a_file").write_text("text")
     Path("empty").mkdir()
     store = Store.create(Path("results"), {"gpu": "NVIDIA H200", "device": "cuda"})
-    how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
+    conditions = dict(
+        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
+    )
     shape = dict(b=1, d=4096, v=151936, gpu="NVIDIA H200", device="cuda", graph=True)
     for name in ("flash_sampling_token", "multinomial"):
-        who = dict(provider=name, label=name, kind="exact", fused=name != "multinomial")
-        store.append_round(Cell.of({**who, **how, **shape}), 0, Round([1.0] * 8))
+        sampler_columns = dict(provider=name, label=name, kind="exact", fused=name != "multinomial")
+        store.append_round(Cell.of({**sampler_columns, **conditions, **shape}), 0, Round([1.0] * 8))
     store.close()
 
     def reached(*arguments, **keywords):
@@ -177,17 +179,17 @@ def call(monkeypatch, capsys, *arguments):
 
 
 def arguments_of(command, name, value):
-    given = [value] if name.isupper() else [name, value]
+    words_ = [value] if name.isupper() else [name, value]
     right = RIGHT.get(command, [])
     if name.isupper():
         right = [word for word in right if word not in ("results", "folder")]
-        given += ["results"] if command == "compare" else []
-    return [*command.split(), *right, *(["--"] if name.isupper() else []), *given]
+        words_ += ["results"] if command == "compare" else []
+    return [*command.split(), *right, *(["--"] if name.isupper() else []), *words_]
 
 
-def refused(here, monkeypatch, capsys, command, name, value):
+def refused(folder, monkeypatch, capsys, command, name, value):
     """Asserts that a command refuses a value, in words, and writes nothing."""
-    before = sorted(here.rglob("*"))
+    before = sorted(folder.rglob("*"))
     code, err = call(monkeypatch, capsys, *arguments_of(command, name, value))
     words = " ".join(err.replace("│", " ").split())
     assert code == 2, words
@@ -195,30 +197,30 @@ def refused(here, monkeypatch, capsys, command, name, value):
     assert "expected" in words or "not a results folder" in words, words
     assert "got" in words or value in words, words
     assert len(words) < 1500, words
-    assert sorted(here.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_every_option_is_in_the_grid():
-    found = {}
+    result = {}
 
     def walk(command, path):
         for name, below in getattr(command, "commands", {}).items():
             walk(below, [*path, name])
         if not hasattr(command, "commands"):
-            found[" ".join(path)] = {
+            result[" ".join(path)] = {
                 parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar
                 for parameter in command.params
                 if not getattr(parameter, "is_flag", False)
             }
 
     walk(typer.main.get_command(cli.app), [])
-    assert found.pop("audit") == found["verify"]  # another name of it
-    assert found == {command: set(options) for command, options in OPTIONS.items()}
+    assert result.pop("audit") == result["verify"]  # another name of it
+    assert result == {command: set(options) for command, options in OPTIONS.items()}
     assert len(CASES) > 330
 
 
 @pytest.mark.parametrize("command", sorted(RIGHT))
-def test_what_is_right_is_not_refused(here, monkeypatch, capsys, command):
+def test_what_is_right_is_not_refused(folder, monkeypatch, capsys, command):
     if command == "hotvocab size":
         return  # their folder is made by others
     try:
@@ -229,14 +231,14 @@ def test_what_is_right_is_not_refused(here, monkeypatch, capsys, command):
 
 
 @pytest.mark.parametrize("part", range(7))
-def test_a_sample_of_bad_values_is_refused(here, monkeypatch, capsys, part):
+def test_a_sample_of_bad_values_is_refused(folder, monkeypatch, capsys, part):
     for case in CASES[part::70]:
-        refused(here, monkeypatch, capsys, *case)
+        refused(folder, monkeypatch, capsys, *case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("command", "name"), sorted({case[:2] for case in CASES}))
-def test_every_bad_value_is_refused(here, monkeypatch, capsys, command, name):
+def test_every_bad_value_is_refused(folder, monkeypatch, capsys, command, name):
     for case in CASES:
         if case[:2] == (command, name):
-            refused(here, monkeypatch, capsys, *case)
+            refused(folder, monkeypatch, capsys, *case)

@@ -46,7 +46,7 @@ def run_once(tmp_path_factory):
 
 @pytest.fixture
 def good(run_once, tmp_path, monkeypatch):
-    """A copy of the run; beside it `only-csv`, which has no points.jsonl."""
+    """A copy of the run, and `only-csv`, which has no points.jsonl."""
     monkeypatch.setitem(SETTINGS, "savefig.dpi", 20)
     shutil.copytree(run_once, tmp_path / "good")
     shutil.copytree(run_once, tmp_path / "only-csv")
@@ -92,13 +92,13 @@ def damaged(path, chance):
     data = bytearray(path.read_bytes())
     ways = ["byte", "byte", "cut", "gap", "type", "type", "type", "empty"]
     way = chance.choice([*ways, "columns", "columns"] if path.suffix == ".csv" else ways)
-    at = chance.randrange(len(data))
+    position = chance.randrange(len(data))
     if way == "byte":
-        data[at] = chance.randrange(256)
+        data[position] = chance.randrange(256)
     elif way == "cut":
-        del data[at:]
+        del data[position:]
     elif way == "gap":
-        del data[at : at + chance.randrange(1, 60)]
+        del data[position : position + chance.randrange(1, 60)]
     elif way == "empty":
         data.clear()
     elif way == "columns":
@@ -189,7 +189,7 @@ def test_letters_in_a_column_of_numbers_are_named(fsbench, good):
 
 @pytest.mark.parametrize("age", [0, 2**60])
 def test_rows_are_derived_from_the_samples_however_old_the_table_is(fsbench, good, age):
-    """As after a resume that was killed, and after a clone, which sets all times anew."""
+    """Modification times as after a killed resume, or a clone, which sets all of them."""
     store = Store.resume(good, json.loads((good / "env.json").read_text()))
     new = replace(store.records[0].cell, provider="new", label="Brand new")
     store.append_round(new, 0, Round([9.0] * 4))
@@ -264,7 +264,6 @@ def assert_records_named(fsbench, folder, seed):
     store.append_run(replace(case, sampler="t"), 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0]))
     store.append_profile(case, e2e.Profile(3, 1.0, None, 1.0, 2.0, {"a": 1.0}))
     store.append_drafting(case, 0, e2e.Drafting(2.0, 1.0))
-    store.append_served(case, 0, 4.0, 1, e2e.Served([1.0], [1.0], [1.0], [1.0], 1.0, 3))
     store.append_counts(case, {"served": 7})
     store.append_status(replace(case, sampler="u"), "oom", "no memory")
     store.close()

@@ -169,8 +169,10 @@ def test_the_command_prints_one_line_per_check_with_its_fix(box):
     box.install("flashinfer-python", None)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines, _, commands = result.output.partition("\nYou can run now:\n")
+    lines = lines.splitlines()
     assert len(lines) == len(diagnosis.CHECKS)
+    assert "fsbench run --preset quick " in commands and "fsbench verify " in commands
     # Brackets are markup to rich; the command must come out as it is typed.
     assert [line for line in lines if line.startswith("missing")] == [
         "missing flashinfer  not installed  ->  pip install -e '.[gpu]'"
@@ -182,6 +184,7 @@ def test_the_command_prints_json(box):
     result = CliRunner().invoke(app, ["doctor", "--json"])
     found = json.loads(result.output)
     assert found["can_run"] is True
+    assert [each.split()[1] for each in found["commands"]] == ["run", "verify", "list"]
     assert [DoctorCheck(**check) for check in found["checks"]] == diagnosis.diagnose()
 
 
@@ -191,6 +194,22 @@ def test_a_machine_that_can_run_nothing_is_code_4(box, monkeypatch, options):
     result = CliRunner().invoke(app, ["doctor", *options])
     assert result.exit_code == 4
     assert "pip install 'torch>=2.11'" in result.output
+    assert "fsbench run" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda box: None, "fsbench run --preset quick"),
+        (of_torch(is_available=lambda: False), "fsbench run --preset smoke"),
+        (absent("triton"), "fsbench run --preset smoke"),
+        (lambda box: box.install("vllm", "0.26.0"), "fsbench e2e --engine vllm"),
+        (lambda box: box.install("transformers", "5.0"), "fsbench e2e"),
+    ],
+)
+def test_the_last_lines_are_what_can_run_now(box, change, expected):
+    change(box)
+    assert expected in [command for command, _ in diagnosis.runnable(diagnosis.diagnose())]
 
 
 def test_this_machine():

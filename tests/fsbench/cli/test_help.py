@@ -1,4 +1,4 @@
-"""What --help shows on a terminal of 80 columns, and what a shell completes."""
+"""Output of --help on a terminal of 80 columns, and shell completion."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ COMMANDS = [command.name for command in app.registered_commands]
 
 @pytest.mark.parametrize("words", [[], ["run"], ["list"], ["hotvocab"], ["hotvocab", "size"]])
 def test_h_is_help(words):
-    asked, short = (CliRunner().invoke(app, [*words, option]) for option in ("--help", "-h"))
-    assert short.exit_code == 0 and short.stdout == asked.stdout
+    requested, short = (CliRunner().invoke(app, [*words, option]) for option in ("--help", "-h"))
+    assert short.exit_code == 0 and short.stdout == requested.stdout
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -37,7 +37,7 @@ def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
 
 
 @pytest.mark.parametrize(
-    ("words", "known"),
+    ("words", "names"),
     [
         ("run --provider flash", [name for name in discover() if name.startswith("flash")]),
         ("recommend --model ", list(models())),
@@ -46,7 +46,7 @@ def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
         ("re", ["report", "recommend"]),
     ],
 )
-def test_a_shell_completes(words, known):
+def test_a_shell_completes(words, names):
     start = "import sys; sys.argv = ['fsbench']; from fsbench.cli import main; main()"
     typed = ["fsbench", *words.split(" ")]
     setting = {"COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
@@ -56,7 +56,7 @@ def test_a_shell_completes(words, known):
         capture_output=True,
         text=True,
     )
-    assert sorted(done.stdout.split()) == sorted(known), done.stderr
+    assert sorted(done.stdout.split()) == sorted(names), done.stderr
 
 
 def test_the_module_names_the_command_in_its_completion():

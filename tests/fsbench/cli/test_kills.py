@@ -90,7 +90,7 @@ def started(tmp_path):
 
 
 def rounds(folder: Path) -> Counter:
-    """How often each (sampler, B, round) stands in points.jsonl."""
+    """Count each (sampler, B, round) in points.jsonl."""
     lines = map(json.loads, (folder / "points.jsonl").read_text().splitlines())
     return Counter((x["cell"]["provider"], x["cell"]["b"], x["round"]) for x in lines)
 
@@ -180,9 +180,9 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(slow, starte
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    said = (tmp_path / "said").read_text()
+    output = (tmp_path / "said").read_text()
     assert process.exitcode == 130
-    assert "stopped; to continue: fsbench run --resume x" in said and "Traceback" not in said
+    assert "stopped; to continue: fsbench run --resume x" in output and "Traceback" not in output
     assert read_records(tmp_path / "x")
 
 
@@ -199,7 +199,7 @@ def test_resume_repeats_the_options_of_the_run_and_none_of_its_rounds(fsbench, t
 
 @pytest.mark.full
 def test_a_full_disk_is_one_line_and_the_run_can_be_continued(fsbench, tmp_path):
-    """A limit on the size of files stands for the disk: a write that crosses it is cut short."""
+    """A limit on file sizes replaces a full disk: a write that crosses it is cut short."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))"
     code = f"{limit}\nfrom fsbench.cli import main\nmain()"
     arguments = ["run", "--preset", "smoke", *TINY, "--rounds", "4", "--out", "x"]

@@ -1,4 +1,4 @@
-"""Labels of results with signs that some format takes for its own."""
+"""Labels of results with characters that are special in some format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.cli.reading import read_results
+from fsbench.cli.result_frames import read_results
 from fsbench.records.cell import Cell, Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv
@@ -37,17 +37,21 @@ def folder(tmp_path, monkeypatch):
     """Results of a fused sampler with each label against one without, on two LM heads."""
     monkeypatch.chdir(tmp_path)
     store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200", "device": "cuda"})
-    how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
+    conditions = dict(
+        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
+    )
     machine = dict(gpu="NVIDIA H200", device="cuda", graph=True)
-    ours = ("flash_sampling", "multinomial_compiled", "matmul_only", "weight_stream")
-    names = dict(zip(ours, ours, strict=True))
+    fused_names = ("flash_sampling", "multinomial_compiled", "matmul_only", "weight_stream")
+    names = dict(zip(fused_names, fused_names, strict=True))
     names |= {f"s{number}": label for number, label in enumerate(LABELS)}
     for number, (name, label) in enumerate(names.items()):
-        kind = "exact" if name not in ours[2:] else "lower_bound"
-        fused = name == ours[0] or name in ("s1", "s7")
+        kind = "exact" if name not in fused_names[2:] else "lower_bound"
+        fused = name == fused_names[0] or name in ("s1", "s7")
         for d, v in ((4096, 151936), (8192, 128256)):
-            who = dict(provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v)
-            cell = Cell.of({**who, **how, **machine})
+            sampler_columns = dict(
+                provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v
+            )
+            cell = Cell.of({**sampler_columns, **conditions, **machine})
             store.append_round(cell, 0, Round([10.0 + number] * 8))
     store.close()
     return tmp_path / "run"
@@ -82,8 +86,8 @@ def test_csv_has_no_formula_and_reads_back(folder):
 
 
 def test_markdown_keeps_its_columns(folder):
-    (found, _) = tables.configurations(read_results([folder]))
-    text = tables.markdown(found)
+    (result, _) = tables.configurations(read_results([folder]))
+    text = tables.markdown(result)
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} <= {
         6 + len(LABELS),
@@ -94,8 +98,8 @@ def test_markdown_keeps_its_columns(folder):
 
 def test_figures_print_the_signs_as_they_are(folder):
     frame = read_results([folder])
-    (found, _) = tables.configurations(frame)
-    figure = configuration.runtime(found, styles(frame))
+    (result, _) = tables.configurations(frame)
+    figure = configuration.runtime(result, styles(frame))
     texts = {text.get_text(): text for text in figure.axes[0].get_legend().get_texts()}
     assert {"costs $5 and $6", "$\\frac{$", "private", "two lines"} <= texts.keys()
     assert not texts["costs $5 and $6"].get_parse_math()

@@ -36,7 +36,7 @@ def no_gpu(monkeypatch):
 
 
 def _line(text: str, name: str) -> str:
-    """What stands beside a name, spaces collapsed."""
+    """Return the text after a name in its line, spaces collapsed."""
     (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
     return " ".join(line.split()[1:])
 
@@ -144,7 +144,7 @@ def test_the_matrix_says_what_each_claims(no_gpu, columns):
 
 
 def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
-    unnamed = {"devices", "dtypes"}  # in columns of their own
+    unnamed = {"devices", "dtypes"}  # in other columns
     unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
     unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
     assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed

@@ -1,4 +1,4 @@
-"""What `fsbench run` prints while it measures, and the sentence at its end."""
+"""Progress lines of `fsbench run`, and the sentence at its end."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _configuration(times, noise=0.01):
         for (name, kind, fused), by_b in times.items()
         for b, us in by_b.items()
     ]
-    (found,) = configurations(pd.DataFrame(rows))
-    return found
+    (result,) = configurations(pd.DataFrame(rows))
+    return result
 
 
 FUSED, OTHER = ("fused", "exact", True), ("other", "exact", False)

@@ -20,8 +20,8 @@ def test_filters_are_a_grid_and_columns_of_the_results(fsbench, tmp_path):
     code, out, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
     assert code == 0, err
     table = pd.read_csv(tmp_path / "here" / "results.csv")
-    found = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
-    assert found == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
+    result = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
+    assert result == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
     assert "top-k 5, top-p 0.5, mixed rows" in out
 
 
@@ -63,8 +63,8 @@ def test_scores_refuse_what_has_no_meaning_for_them(fsbench, tmp_path):
         (["--temperature", "0"], "does not take temperature 0 (greedy)"),
     ):
         fsbench("run", *TINY, "--provider", "score_chunked", *options, "--batch", "3", "--out", "x")
-        (said,) = pd.read_csv(tmp_path / "x" / "results.csv").reason
-        assert said == reason
+        (output,) = pd.read_csv(tmp_path / "x" / "results.csv").reason
+        assert output == reason
         shutil.rmtree(tmp_path / "x")
 
 
@@ -250,10 +250,20 @@ def test_energy_is_printed_by_sampler_and_batch(capsys):
     from fsbench.cli.run_output import print_energy
 
     row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
-    how = dict(tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold")
+    conditions = dict(
+        tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"
+    )
     time = dict(status="ok", median_us=1.0, ci_lo_us=1.0, ci_hi_us=1.0, idle_w=88.4)
     table = [
-        {**row, **how, **time, "provider": name, "label": name, "b": b, "j_per_token": joules}
+        {
+            **row,
+            **conditions,
+            **time,
+            "provider": name,
+            "label": name,
+            "b": b,
+            "j_per_token": joules,
+        }
         for name, b, joules in (("a", 1, 0.21), ("a", 2, 0.1), ("b", 1, 0.3), ("c", 1, None))
     ]
     print_energy(pd.DataFrame(table))

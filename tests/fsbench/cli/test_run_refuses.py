@@ -1,4 +1,4 @@
-"""What `fsbench run` refuses: exit codes, and one line that names the mistake; its help."""
+"""Mistakes that `fsbench run` refuses: exit codes, and one line that names the mistake."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("arguments", MISTAKES)
 def test_a_mistake_is_one_line_and_exit_code_2(fsbench, tmp_path, arguments):
-    given = arguments.split(" ")
-    device = [] if "--device" in given else ["--device", "cpu"]
-    code, out, err = fsbench("run", *device, *given)
+    words = arguments.split(" ")
+    device = [] if "--device" in words else ["--device", "cpu"]
+    code, out, err = fsbench("run", *device, *words)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    start, *rest = MISTAKES[arguments].split("...")
+    start, *parts = MISTAKES[arguments].split("...")
     assert line.startswith(f"error: {start}")
-    assert all(part in line for part in rest)
+    assert all(part in line for part in parts)
     assert list(tmp_path.iterdir()) == []  # nothing half-written
 
 

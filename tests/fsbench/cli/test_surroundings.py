@@ -26,7 +26,7 @@ def fsbench(*arguments, cwd, **env):
     return done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr)
 
 
-@pytest.mark.parametrize("command", [("list",), ("run", *TINY), ("plot", "x"), ("--version",)])
+@pytest.mark.parametrize("command", [("run", *TINY), ("--version",)])
 def test_a_removed_working_folder_is_one_line(tmp_path, command):
     (tmp_path / "gone").mkdir()
     code = (

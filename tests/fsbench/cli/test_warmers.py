@@ -20,10 +20,12 @@ def helped(fsbench, plugin, tmp_path):
 
     def run(*more, build="pass", code=0):
         log = tmp_path / "built"
-        told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{problem.V}} {{problem.B}}\\n')"
-        mine = plugin(build=f"{told}; {build}")
+        reported = (
+            f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{problem.V}} {{problem.B}}\\n')"
+        )
+        plugin_options = plugin(build=f"{reported}; {build}")
         options = [each for each in TINY if each != "--no-check"]
-        exit_code, out, err = fsbench("run", *options, *mine, "--out", "x", *more)
+        exit_code, out, err = fsbench("run", *options, *plugin_options, "--out", "x", *more)
         assert exit_code == code, out + err
         built = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
         return out + err, built
@@ -31,14 +33,14 @@ def helped(fsbench, plugin, tmp_path):
     return run
 
 
-def ours(built, measuring):
+def built_by(built, measuring):
     return [(V, B) for pid, V, B in built if pid == measuring]
 
 
 def test_another_process_verifies_and_calls_first(helped, tmp_path):
     _, built = helped("--warmers", "2", build="time.sleep(0.2)")
     measuring = built[-1][0]
-    assert ours(built, measuring) == [(50, 1), (50, 3)]  # not the gate
+    assert built_by(built, measuring) == [(50, 1), (50, 3)]  # not the gate
     assert {(50, 1), (50, 3)} <= {(V, B) for pid, V, B in built if pid != measuring}
     spent = json.loads((tmp_path / "x" / "env.json").read_text())["times"][0]["ahead"]
     assert spent["gate"] > 0 and spent["first"] > 0
@@ -56,9 +58,9 @@ def test_without_others_the_process_does_all_itself(helped):
 def test_others_that_die_lose_nothing(helped, tmp_path, ends):
     """The first to build is another process, which comes before the measuring one."""
     first = f"Path({str(tmp_path / 'first')!r})"
-    once = f"{first}.exists() or ({first}.touch(), {ends})"
-    out, built = helped("--warmers", "1", build=once)
-    assert "[2/2]" in out and ours(built, built[-1][0])
+    build_once = f"{first}.exists() or ({first}.touch(), {ends})"
+    out, built = helped("--warmers", "1", build=build_once)
+    assert "[2/2]" in out and built_by(built, built[-1][0])
 
 
 def test_none_is_left_when_the_run_ends(helped, tmp_path):

@@ -33,12 +33,15 @@ def test_everything_is_written(tmp_path):
         *((1, True), (1, False), (3, True), (3, False))
     }
     assert (measured.runs == 2).all() and (measured.tpot_ms > 0).all()
-    assert measured.draw_us.notna().all() and measured.amdahl_pct.notna().all()
+    assert measured.draw_us.notna().all()
+    assert measured.reduction_pct.isna().all() and measured.amdahl_pct.isna().all()
     facts = json.loads((tmp_path / "run" / "env.json").read_text())
     assert facts["engine"] == "hf" and facts["device"] == "cpu" and facts["argv"]
     assert "FlashSampling (reference, on a CPU)" in done.output
     assert (tmp_path / "run" / "tpot_hf.png").stat().st_size > 1000
     assert "| ---" in (tmp_path / "run" / "e2e.md").read_text()
+    assert "saved" not in done.output and "%" not in done.output
+    assert "runs its reference" in done.output
     assert "head + sampling" in done.output and "|" not in done.output and "#" not in done.output
 
 

@@ -13,8 +13,8 @@ from fsbench.discover import discover
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.machine import device_state, hardware
 from fsbench.measure import loops, runner
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.problem import Problem
 from fsbench.provider import Kind
@@ -42,7 +42,7 @@ def records(tmp_path_factory: pytest.TempPathFactory):
     store = Store.create(folder, {})
     plan = Plan([SHAPE], MINE, warmup=3, iters=20, rounds=2, check=False, forms=True, energy_s=0.5)
     index = device_state.nvml_index(torch.cuda.current_device())
-    Runner(plan, Outcomes(store), make_timer("cupti", "cuda"), "", index).run()
+    Runner(plan, Recorder(store), make_timer("cupti", "cuda"), "", index).run()
     store.close()
     return {record.cell.provider: record for record in read_records(folder)}
 

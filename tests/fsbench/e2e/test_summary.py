@@ -91,6 +91,23 @@ def test_runs_are_compared_in_pairs(folder, tmp_path):
     assert ours.reduction_pct == pytest.approx(10)
 
 
+def test_on_a_cpu_nothing_is_a_percentage_of_a_step_that_was_not_measured(tmp_path):
+    """A fused sampler runs its reference there, and a profile takes longer than the step."""
+    store = StepStore(tmp_path / "run", {})
+    for name, us in (("base", 500), ("ours", 9000), ("other", 400)):
+        here = case(name, device="cpu", gpu="")
+        store.append_run(here, 0, decoded(us))
+        store.append_profile(here, Profile(3, 1200, 100, 800, 2000))
+    store.close()
+    frame = summary(read(store.folder)).set_index("sampler")
+    assert frame.loc["other"].reduction_pct == pytest.approx(20)
+    assert frame.loc["ours"].isna().reduction_pct
+    assert frame[["amdahl_pct", "possible_pct", "reached"]].isna().all(axis=None)
+    text = markdown(summary(read(store.folder)))
+    assert "sampling in no time" not in text and "profile:" not in text
+    assert "On a CPU OURS runs its reference" in text
+
+
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     store = StepStore(tmp_path / "run", {})
     store.append_run(case("ours"), 0, decoded(3000))
@@ -115,7 +132,7 @@ def test_tables(folder):
         "## qwen3-8b in vllm, 1 x NVIDIA H200",
         "ABSENT: unavailable, package absent is not installed.",
         "| B | BASE | OURS |",
-        "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
+        r"| 4 | 4.000 \[3.900, 4.100] | 3.800 \[3.744, 3.854] |",
         "| B | OURS | sampling in no time | the paper's fork, B200 |",
         "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
         "| 4 | BASE | 4000 | 600 | 450 | 3300 | 3900 |  | 100 | 4.100 / 4.100 |",

@@ -18,7 +18,7 @@ from tree import ROOT
 from vllm_play import Play
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import entry, vllm_head
+from fsbench.integrations import entry, vllm_head, vllm_runner
 from fsbench.integrations import vllm as plugin
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
@@ -259,7 +259,7 @@ def copied(monkeypatch: Any) -> None:
         head = vllm_head.Head(weight, found.head.vocab_size)
         return found._replace(head=head, copied=weight.nbytes)
 
-    monkeypatch.setattr(plugin, "find_head", copying)
+    monkeypatch.setattr(vllm_runner, "find_head", copying)
 
 
 def test_copies_are_counted_as_the_models_memory(monkeypatch, load):

@@ -1,4 +1,4 @@
-"""What compilers are told before they are started."""
+"""Variables that are set for compilers."""
 
 import os
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from fsbench.machine import compilers
 
 
 @pytest.fixture
-def told(monkeypatch, tmp_path):
+def reported(monkeypatch, tmp_path):
     """Has a torch with these files and an nvcc with this help; what `settle` then set."""
 
     def settle(torch_has=(), nvcc_says=None, **environ):
@@ -23,8 +23,8 @@ def told(monkeypatch, tmp_path):
         if nvcc_says is not None:
             (tmp_path / "bin" / "nvcc").write_text(f"#!/bin/sh\necho '{nvcc_says}'\n")
             (tmp_path / "bin" / "nvcc").chmod(0o755)
-        found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-        monkeypatch.setattr(compilers, "find_spec", lambda name: found)
+        result = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+        monkeypatch.setattr(compilers, "find_spec", lambda name: result)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         compilers.settle()
@@ -33,17 +33,17 @@ def told(monkeypatch, tmp_path):
     return settle
 
 
-def test_triton_takes_the_assembler_that_inductor_would_have_it_take(told, tmp_path):
-    assert told(["ptxas"]) == (str(tmp_path / "bin" / "ptxas"), None)
+def test_triton_takes_the_assembler_that_inductor_would_have_it_take(reported, tmp_path):
+    assert reported(["ptxas"]) == (str(tmp_path / "bin" / "ptxas"), None)
 
 
-def test_a_torch_without_assembler_and_a_machine_without_nvcc_leave_all_as_it_is(told):
-    assert told() == (None, None)
+def test_a_torch_without_assembler_and_a_machine_without_nvcc_leave_all_as_it_is(reported):
+    assert reported() == (None, None)
 
 
-def test_what_the_user_has_set_stays(told):
-    own = {"TRITON_PTXAS_PATH": "mine", "NVCC_APPEND_FLAGS": "-lineinfo"}
-    assert told(["ptxas"], "--split-compile <number>", **own) == (
+def test_what_the_user_has_set_stays(reported):
+    user_variables = {"TRITON_PTXAS_PATH": "mine", "NVCC_APPEND_FLAGS": "-lineinfo"}
+    assert reported(["ptxas"], "--split-compile <number>", **user_variables) == (
         "mine",
         "-lineinfo --split-compile=0",
     )
@@ -52,5 +52,5 @@ def test_what_the_user_has_set_stays(told):
 @pytest.mark.parametrize(
     "says, flags", [("--split-compile <number>", "--split-compile=0"), ("--threads <number>", None)]
 )
-def test_an_nvcc_that_can_takes_all_cores(told, says, flags):
-    assert told(nvcc_says=says)[1] == flags
+def test_an_nvcc_that_can_takes_all_cores(reported, says, flags):
+    assert reported(nvcc_says=says)[1] == flags

@@ -11,8 +11,8 @@ import torch
 from runner_doubles import SMALL, Log
 
 from fsbench.discover import Found
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
@@ -86,7 +86,7 @@ def run(tmp_path: Path) -> Callable[..., dict[str, CellRecord]]:
         effort = {"warmup": 0, "iters": 3, "rounds": 3, "check": False, **plan}
         try:
             measuring = Plan(problems or [SMALL], list(providers), **effort)
-            Runner(measuring, Outcomes(store), timer or FakeTimer()).run()
+            Runner(measuring, Recorder(store), timer or FakeTimer()).run()
         finally:
             store.close()
         assert read_records(folder) == store.records

@@ -1,4 +1,4 @@
-"""What can go wrong with a sampler costs its own cell; and the gate before the timing."""
+"""A failing sampler costs only its cell; the gate before the timing."""
 
 from __future__ import annotations
 
@@ -145,20 +145,20 @@ def test_without_the_check_it_is_timed(sampler, run):
 
 
 def test_the_gate_is_asked_once_per_sampler_dtype_and_temperature(sampler, run, monkeypatch):
-    asked = []
+    requested = []
 
-    def once(provider, setting):
-        asked.append((provider.name, setting.dtype, setting.temperature))
+    def first_only(provider, setting):
+        requested.append((provider.name, setting.dtype, setting.temperature))
         return iter(())
 
-    monkeypatch.setattr(verify, "verify", once)
+    monkeypatch.setattr(verify, "verify", first_only)
     problems = [
         Problem(B, 16, 40, dtype, temperature, "cpu")
         for dtype, temperature in (("fp32", 1.0), ("bf16", 1.0), ("fp32", 0.5))
         for B in (1, 2)
     ]
     run(sampler("A"), sampler("B"), problems=problems, check=True)
-    assert asked == [
+    assert requested == [
         (name, dtype, temperature)
         for dtype, temperature in (("fp32", 1.0), ("bf16", 1.0), ("fp32", 0.5))
         for name in "AB"
@@ -186,10 +186,10 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
 
 @pytest.mark.parametrize("name", ["weight", "scale"])
 def test_a_quantized_head_is_made_once_and_kept_intact(sampler, run, name):
-    given, seen = [], []
+    arguments, seen = [], []
 
     def build(writes, problem, head):
-        given.append(head)
+        arguments.append(head)
 
         def launch(hidden, seed, offset):
             seen.append(float((head.weight.float() * head.scale[:, None]).sum()))
@@ -199,16 +199,16 @@ def test_a_quantized_head_is_made_once_and_kept_intact(sampler, run, name):
 
         return launch
 
-    found = []
+    result = []
     for letter, writes in (("A", True), ("B", False)):
         made = sampler(letter, able={"quantized": ("int8",)})
-        own = replace(made.provider, build=partial(build, writes))
-        found.append(replace(made, provider=own))
+        writer = replace(made.provider, build=partial(build, writes))
+        result.append(replace(made, provider=writer))
     problems = [replace(SMALL, B=B, weights="int8") for B in (1, 2)]
-    records = run(*found, sampler("C"), problems=problems)
+    records = run(*result, sampler("C"), problems=problems)
     assert records["A"].reason == f"it writes into head.{name}"
     assert [records[letter].status for letter in "ABC"] == ["check_failed", "ok", "ok"]
-    assert all(each is given[0] for each in given) and len(set(seen)) == 1
+    assert all(each is arguments[0] for each in arguments) and len(set(seen)) == 1
 
 
 @pytest.mark.parametrize("name", ["weight", "hidden", "seed", "offset"])

@@ -1,4 +1,4 @@
-"""What a plan accepts, and how it shares out steps and seeds."""
+"""Arguments of a plan, and how it divides steps and seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.machine import hardware
 from fsbench.machine.hardware import Gpu
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import spread_seed
+from fsbench.measure.preparation import spread_seed
 from fsbench.problem import Problem
 
 
@@ -50,7 +50,7 @@ def test_spread_seed_is_splitmix64():
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "cores", "gigabytes", "tunes", "expected"),
+    ("requested", "device", "cores", "gigabytes", "tunes", "expected"),
     [
         (None, "cuda", 16, 80, False, 12),
         (None, "cuda", 4, 80, False, 2),
@@ -63,10 +63,10 @@ def test_spread_seed_is_splitmix64():
     ],
 )
 def test_how_many_processes_compile_ahead(
-    sampler, monkeypatch, asked, device, cores, gigabytes, tunes, expected
+    sampler, monkeypatch, requested, device, cores, gigabytes, tunes, expected
 ):
     gpu = Gpu(0, "A GPU", "", int(gigabytes * 1e9), "")
     monkeypatch.setattr(hardware, "gpus", lambda: [gpu])
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     problem = Problem(1, 4096, 151_936, device=device)
-    assert Plan([problem], [sampler("A", tunes=tunes)]).helpers(asked) == expected
+    assert Plan([problem], [sampler("A", tunes=tunes)]).num_warmers(requested) == expected

@@ -70,7 +70,7 @@ PROVIDER = Provider(
 MISBEHAVIOR = {
     "sound": "assert not public_sockets(), public_sockets()",
     "dies": "if shard.rank == 1: os.kill(os.getpid(), signal.SIGSEGV)",
-    # What the other rank sees first is that the connection closed.
+    # The other rank first sees a closed connection.
     "dies_slowly": "if shard.rank == 1: close_sockets(); time.sleep(0.2); os.abort()",
     "hangs": "if shard.rank == 1: time.sleep(1000)",
     "raises": "if shard.rank == 0: raise RuntimeError('no luck today')",
@@ -113,15 +113,15 @@ def results(process: Popen[str]) -> pd.DataFrame:
 
 def left_behind(tmp_path: Path) -> list[str]:
     """Processes of a run that are still there, by the mark in their environment."""
-    found = []
+    result = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
                 if f"FSBENCH_TEST_MARK={tmp_path}".encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text().replace("\0", " "))
+                    result.append((process / "cmdline").read_text().replace("\0", " "))
             except OSError:
                 continue
-    return found
+    return result
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -188,7 +188,7 @@ def test_torchrun_measures_too(tmp_path):
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             *("--module", "fsbench", "run", "--device", "cpu", "--tp", "2"),
-            # Not --d and --v: torchrun takes them for the beginnings of options of its own.
+            # Not --d and --v: torchrun reads them as abbreviations of its options.
             *("--preset", "smoke", "--batch", "3", "--iters", "6", "--warmup", "1"),
             *("--provider-path", str(path), "--provider", "sound", "--out", str(out)),
         ],
@@ -203,16 +203,16 @@ def test_torchrun_measures_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--tp", "0"), "--tp"),
         (("--tp", "2", "--timer", "cupti"), "events with several GPUs"),
         (("--tp", "3", "--gpu", "1,2"), "an index for each of 3 ranks"),
     ],
 )
-def test_mistakes_are_named(arguments, said, monkeypatch, capsys):
-    given = ["fsbench", "run", "--device", "cpu", "--dry-run", *arguments]
-    monkeypatch.setattr(sys, "argv", given)
+def test_mistakes_are_named(arguments, message, monkeypatch, capsys):
+    words = ["fsbench", "run", "--device", "cpu", "--dry-run", *arguments]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as exit_:
         cli.main()
-    assert exit_.value.code == 2 and said in capsys.readouterr().err
+    assert exit_.value.code == 2 and message in capsys.readouterr().err

@@ -8,8 +8,8 @@ from runner_doubles import SMALL, lines
 
 from fsbench import inputs
 from fsbench.discover import Found
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
@@ -29,7 +29,7 @@ def test_the_order_is_another_in_every_round_and_recorded(sampler, run, log):
     names = "ABCDE"
     records = run(*map(sampler, names), iters=6, rounds=6)
     done = log.steps()[len(names) :]
-    orders = [done[at : at + len(names)] for at in range(0, len(done), len(names))]
+    orders = [done[cell_ : cell_ + len(names)] for cell_ in range(0, len(done), len(names))]
     assert len(set(orders)) == 6 and {"".join(sorted(order)) for order in orders} == {names}
     assert [order[::-1] for order in orders[::2]] == orders[1::2]
     for number, order in enumerate(orders):
@@ -137,7 +137,7 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
     )
     store = Store.create(tmp_path, {})
     report = lambda *progress: seen.append(progress)  # noqa: E731
-    Runner(plan, Outcomes(store, report), FakeTimer()).run()
+    Runner(plan, Recorder(store, report), FakeTimer()).run()
     store.close()
     done = [entry[0] for entry in seen]
     assert done == sorted(done) and done[-1] == 6
@@ -191,7 +191,7 @@ def test_more_rounds_extend_a_run(sampler, run, log):
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "able", "expected"),
+    ("device", "requested", "able", "expected"),
     [
         ("cuda", True, True, True),
         ("cuda", True, False, False),
@@ -199,8 +199,8 @@ def test_more_rounds_extend_a_run(sampler, run, log):
         ("cpu", True, True, False),
     ],
 )
-def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, asked, able, expected):
-    plan = Plan([SMALL], [], graph=asked)
+def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, requested, able, expected):
+    plan = Plan([SMALL], [], graph=requested)
     entry = sampler("A", able={"graph_safe": able})
     cell = plan.cell(entry, Problem(1, 2, 3, device=device), "NVIDIA H200", "cupti", "cold")
     assert cell.conditions == Conditions("NVIDIA H200", "cupti", expected, "cold")
@@ -208,23 +208,23 @@ def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, asked, able, e
 
 def test_the_clock_during_a_round_is_of_readings_right_around_it(sampler, tmp_path):
     """Three multiprocessors count 1500, 1600 and 1700 cycles per us; a fourth had no program."""
-    said = []
+    output = []
 
     class Timer(FakeTimer):
         def measure(self, *arguments):
-            said.append("timed")
+            output.append("timed")
             return super().measure(*arguments)
 
     def read_clock():
-        us = 1000 + 500 * len(said)
-        said.append("read")
+        us = 1000 + 500 * len(output)
+        output.append("read")
         return torch.tensor([[us * mhz, 1000 * us] for mhz in (1500, 1600, 1700)] + [[0, 0]])
 
     store = Store.create(tmp_path, {})
     plan = Plan([SMALL], [sampler("A")], warmup=0, iters=2, rounds=2, check=False)
-    Runner(plan, Outcomes(store), Timer(), read_clock=read_clock).run()
+    Runner(plan, Recorder(store), Timer(), read_clock=read_clock).run()
     store.close()
-    assert said == ["read", "timed", "read"] * 2
+    assert output == ["read", "timed", "read"] * 2
     rounds = store.records[0].rounds
     assert [part.clocks for part in rounds.values()] == [{"sm_mhz_timed": 1600.0}] * 2
 

@@ -1,4 +1,4 @@
-"""What becomes of a rank's failure while another still works: played, with threads for ranks."""
+"""A rank's failure while another still works, with threads in place of ranks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Rank:
     pid, exitcode = 2**22 + 1, None  # above the largest pid
 
     def __init__(self, target, args, daemon):
-        *known, line = args
-        own = Connection(os.dup(line.fileno()))  # the supervisor closes its copy
-        self._thread = threading.Thread(target=target, args=(*known, own), daemon=daemon)
+        *names, line = args
+        child_end = Connection(os.dup(line.fileno()))  # the supervisor closes its copy
+        self._thread = threading.Thread(target=target, args=(*names, child_end), daemon=daemon)
         self.sentinel, self._other_end = os.pipe()
 
     def start(self):

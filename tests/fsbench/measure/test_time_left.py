@@ -66,30 +66,30 @@ def replay(clock, lines):
     cells = {(row[0], row[1]): cell(provider=row[0], b=int(row[1])) for row in rows}
     waiting = set(cells.values())
 
-    def pass_time(at, phase, seconds):
-        times.enter(phase, at)
+    def pass_time(cell_, phase, seconds):
+        times.enter(phase, cell_)
         clock.now += seconds
 
     for _, group in groupby(rows, lambda row: row[1]):
         batch = [(cells[name, b], list(map(float, spent))) for name, b, *spent in group]
-        for at, spent in batch:
+        for cell_, spent in batch:
             for phase, seconds in zip(PHASES[:-1], spent, strict=False):
-                pass_time(at, phase, seconds)
+                pass_time(cell_, phase, seconds)
         for _ in range(3):
-            for at, spent in batch:
-                pass_time(at, "timing", spent[-1] / 3)
-        for at, _ in batch:
-            waiting.discard(at)
+            for cell_, spent in batch:
+                pass_time(cell_, "timing", spent[-1] / 3)
+        for cell_, _ in batch:
+            waiting.discard(cell_)
             times.finish(waiting)
         yield clock.now, times
     assert not waiting
 
 
 def test_what_is_left_is_foretold_within_30_percent(clock):
-    told = [(now, times.left.seconds) for now, times in replay(clock, RECORDED)]
-    assert len(told) == 6 and told[-1][1] == 0
-    for now, left in told[:-1]:
-        assert 0.7 < left / (clock.now - now) < 1.3
+    reported = [(now, times.left.seconds) for now, times in replay(clock, RECORDED)]
+    assert len(reported) == 6 and reported[-1][1] == 0
+    for now, remaining in reported[:-1]:
+        assert 0.7 < remaining / (clock.now - now) < 1.3
 
 
 def test_a_long_first_call_and_the_gate_are_not_expected_again(clock):

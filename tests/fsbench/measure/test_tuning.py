@@ -32,7 +32,7 @@ def timings(times, in_use="a"):
 
 
 @pytest.mark.parametrize(
-    ("times", "wanted"),
+    ("times", "expected"),
     [
         # The fastest wins.
         ({4096: {"a": 100, "b": 90, "c": 95}}, [(None, "b")]),
@@ -48,13 +48,13 @@ def timings(times, in_use="a"):
             {1: {"a": 9, "b": 5}, 3: {"a": 9, "b": 5}, 7: {"a": 5, "b": 9}},
             [(5, "b"), (None, "a")],
         ),
-        # What failed anywhere on a D is not chosen there; a D without any time has no say.
+        # A config that failed on a D is not chosen for it; a D without any time is ignored.
         ({64: {"a": None, "b": 10}, 128: {"a": None, "b": None}}, [(None, "b")]),
         ({64: {"a": None}}, []),
     ],
 )  # fmt: skip
-def test_the_choice(times, wanted):
-    assert select(timings(times)) == wanted
+def test_the_choice(times, expected):
+    assert select(timings(times)) == expected
 
 
 def test_heads_of_one_d_count_together():
@@ -103,10 +103,10 @@ def test_configs_are_checked_and_timed():
     problem = Problem(4, 32, 100, device="cpu")
     weight = torch.randn(100, 32, dtype=torch.bfloat16)
     configs = {**dict.fromkeys([*US, "wrong", "too large"], ""), "broken": "said the compiler"}
-    found = tuning.time_configs(provider(kernel), problem, weight, configs, timer)
-    assert {t.config: t.median_us for t in found if t.median_us} == US
-    assert [t.config for t in found if t.in_use] == ["plain"]
-    assert {t.config: t.note for t in found if t.note} == {
+    result = tuning.time_configs(provider(kernel), problem, weight, configs, timer)
+    assert {t.config: t.median_us for t in result if t.median_us} == US
+    assert [t.config for t in result if t.in_use] == ["plain"]
+    assert {t.config: t.note for t in result if t.note} == {
         "wrong": "wrong tokens",
         "too large": describe(RuntimeError("out of resource")),
         "broken": "said the compiler",
@@ -119,8 +119,8 @@ def test_configs_are_timed_in_interleaved_rounds(monkeypatch):
     problem = Problem(4, 32, 100, device="cpu")
     weight = torch.randn(100, 32, dtype=torch.bfloat16)
     tuning.time_configs(provider(kernel), problem, weight, dict.fromkeys(US, ""), timer)
-    once = [name for name in US for _ in range(tuning.ITERATIONS)]
-    assert seen == once * tuning.ROUNDS
+    compile_once = [name for name in US for _ in range(tuning.ITERATIONS)]
+    assert seen == compile_once * tuning.ROUNDS
 
 
 def test_problems_share_compilation_and_weight(monkeypatch):
@@ -137,15 +137,15 @@ def test_problems_share_compilation_and_weight(monkeypatch):
     monkeypatch.setattr(tuning.inputs, "make_weight", lambda *a: made.append(a[0].D) or make(*a))
     kernel, reports = _Kernel(), []
     problems = [Problem(B, D, 100, device="cpu") for D in (32, 64) for B in (8, 16)]
-    found = list(
+    result = list(
         tuning.measure(
             provider(kernel), [], problems, 3, FakeTimer(), lambda *report: reports.append(report)
         )
     )
-    assert [[t.config for t in of_one] for of_one in found] == [list(US)] * 4
+    assert [[t.config for t in of_one] for of_one in result] == [list(US)] * 4
     assert compiled == [(B, config, 64) for B in (8, 16) for config in US]
     assert made == [32, 64]
-    assert all(t.note == "no" for of_one in found for t in of_one if t.config == "fast")
+    assert all(t.note == "no" for of_one in result for t in of_one if t.config == "fast")
     done = [report[0] for report in reports]
     assert done == sorted(done) and done[-1] == reports[-1][1] == 12
 
@@ -175,7 +175,7 @@ PROVIDER = Provider(
 
 @pytest.fixture
 def fsbench(monkeypatch, capsys, tmp_path):
-    """Calls the console script in a folder of its own: (exit code, stdout, stderr)."""
+    """Call the console script in a new folder; return (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
@@ -236,8 +236,8 @@ def test_a_bucket_without_a_choice_is_said_by_the_exit_code(fsbench, plugin):
     ],
 )
 def test_mistakes_are_one_line(fsbench, plugin, arguments, code, line):
-    given, _, err = fsbench(*plugin(), *arguments.split())
-    assert given == code
+    words, _, err = fsbench(*plugin(), *arguments.split())
+    assert words == code
     assert err.startswith(f"error: {line}") and len(err.splitlines()) == 1
 
 

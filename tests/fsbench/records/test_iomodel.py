@@ -120,19 +120,19 @@ def test_peaks_are_table_3_of_the_paper():
 
 
 def test_every_gpu_is_found_by_its_slug_alone():
-    known = iomodel.gpus()
-    for slug, gpu in known.items():
-        assert [other.slug for other in known.values() if other.answers_to(slug)] == [slug]
+    names = iomodel.gpus()
+    for slug, gpu in names.items():
+        assert [other.slug for other in names.values() if other.answers_to(slug)] == [slug]
         assert gpu.datasheet.tb_per_s > 0
         assert gpu.datasheet.tflops > 0
 
 
 def test_measured_roof_of_h200_is_the_highest_committed():
     """A point of the results cannot lie above the measured roof."""
-    found = pd.concat(pd.read_csv(path) for path in H200.glob("*/results.csv"))
-    # On matrices of other laws the chip needs less power, and a matmul is up to 5 % faster.
-    found = found[found.logits.str.startswith("normal")]
-    highest = found.groupby("provider")[["gb_per_s", "tflops"]].max()
+    result = pd.concat(pd.read_csv(path) for path in H200.glob("*/results.csv"))
+    # For other distributions the chip needs less power, and a matmul is up to 5 % faster.
+    result = result[result.logits.str.startswith("normal")]
+    highest = result.groupby("provider")[["gb_per_s", "tflops"]].max()
     measured = iomodel.gpu("h200").measured
     assert measured.tb_per_s == round(highest.gb_per_s["weight_stream"] / 1e3, 2)
     assert measured.tflops == round(highest.tflops["matmul_only"])

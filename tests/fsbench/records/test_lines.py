@@ -49,18 +49,18 @@ def test_damage_in_the_middle_names_file_and_line(folder, damage):
     assert points.read_bytes() == b"\n".join(lines)  # resuming did not touch it
 
 
-@pytest.mark.parametrize("way", ["removed", "repeated", "moved"])
+@pytest.mark.parametrize("way", ["removed", "repeated", "renamed"])
 def test_a_line_removed_repeated_or_moved_is_noticed(folder, way):
     points = folder / "points.jsonl"
     whole = points.read_bytes().splitlines(keepends=True)
-    for at in range(len(whole) - 1):
+    for position in range(len(whole) - 1):
         lines = list(whole)
         if way == "removed":
-            del lines[at]
+            del lines[position]
         elif way == "repeated":
-            lines.insert(at, lines[at])
+            lines.insert(position, lines[position])
         else:
-            lines[at], lines[at + 1] = lines[at + 1], lines[at]
+            lines[position], lines[position + 1] = lines[position + 1], lines[position]
         points.write_bytes(b"".join(lines))
         with pytest.raises(ResultsError, match=r"jsonl:\d: not a results line \(its checks"):
             read_records(folder)
@@ -81,11 +81,11 @@ def test_a_last_line_that_is_missing_from_a_run_that_ended_is_noticed(folder):
         read_records(folder)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_round_recorded_twice_is_noticed_in_lines_of_any_age(folder, own):
+@pytest.mark.parametrize("has_own_checksum", [True, False])
+def test_a_round_recorded_twice_is_noticed_in_lines_of_any_age(folder, has_own_checksum):
     lines = without_checksums(folder).splitlines()
     lines.insert(1, lines[0])
-    if own:  # as of version 0.2.0
+    if has_own_checksum:  # as of version 0.2.0
         lines = [f'{x[:-1]}, "crc32": {zlib.crc32(x.encode())}}}' for x in lines]
     (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(ResultsError, match=r"jsonl:2: .*the same round of the same cell"):
@@ -119,11 +119,11 @@ def test_every_changed_digit_of_a_line_is_noticed(folder):
     points = folder / "points.jsonl"
     whole = points.read_bytes()
     end = whole.index(b"\n")
-    digits = [at for at in range(end) if whole[at : at + 1].isdigit()]
+    digits = [position for position in range(end) if whole[position : position + 1].isdigit()]
     assert len(digits) > 20
-    for at in digits:
-        digit = b"%d" % ((int(whole[at : at + 1]) + 1) % 10)
-        points.write_bytes(whole[:at] + digit + whole[at + 1 :])
+    for position in digits:
+        digit = b"%d" % ((int(whole[position : position + 1]) + 1) % 10)
+        points.write_bytes(whole[:position] + digit + whole[position + 1 :])
         with pytest.raises(ResultsError, match=r"points\.jsonl:1: "):
             read_records(folder)
 
@@ -165,7 +165,7 @@ def test_a_last_line_cut_anywhere_loses_that_line_only(folder):
     for end in range(start, len(whole)):
         points.write_bytes(whole[:end])
         assert numbers(read_records(folder)) == {"fast": [0, 1, 2]}, end
-    # Resuming removes the rest of it, so that what is appended starts on a line of its own.
+    # Resuming removes the rest of it, so that the next line starts a new line.
     store = Store.resume(folder, MACHINE)
     assert points.read_bytes() == whole[:start]
     store.append_round(OTHER, 0, Round([1.0]))
@@ -254,8 +254,8 @@ def test_a_file_that_others_move_or_change_is_noticed_at_the_next_line(tmp_path,
     change(opened.path)
     with pytest.raises(ResultsError, match=r"it was removed or renamed|something else changed it"):
         opened.append({"number": 1})
-    moved = {rename: "run/new.jsonl", rename_folder: "elsewhere/x.jsonl"}
-    kept = {extend: opened.path, **{name: tmp_path / to for name, to in moved.items()}}
+    renamed = {rename: "run/new.jsonl", rename_folder: "elsewhere/x.jsonl"}
+    kept = {extend: opened.path, **{name: tmp_path / to for name, to in renamed.items()}}
     assert opened.where() == kept.get(change)
     opened.close()
 

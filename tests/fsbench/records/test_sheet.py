@@ -38,4 +38,4 @@ def test_a_text_stays_in_its_cell_of_markdown(text):
     *_, row = table.split("\n")
     assert len(table.split("\n")) == 3
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3
-    assert not re.search(r"(?<!\\)[`\[<]", escaped(text))
+    assert not re.search(r"(?<!\\)([`<]|\[x\])", escaped(text))

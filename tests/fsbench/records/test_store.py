@@ -60,19 +60,19 @@ events = st.lists(
 def test_what_is_appended_is_read_back(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("store") / "run"
     store = Store.create(folder, MACHINE)
-    for one, (what, value) in events:
+    for one, (kind, value) in events:
         if isinstance(value, Round):
-            if what not in store.record(one).rounds:
-                store.append_round(one, what, value)
-        elif what in FORMS:
-            if value[0] not in store.record(one).forms.get(what, {}):
-                store.append_form(one, what, *value)
-        elif what in ("energy", "sustained", "host"):
-            store.append_extra(one, what, value)
-        elif what == "lacks":
+            if kind not in store.record(one).rounds:
+                store.append_round(one, kind, value)
+        elif kind in FORMS:
+            if value[0] not in store.record(one).forms.get(kind, {}):
+                store.append_form(one, kind, *value)
+        elif kind in ("energy", "sustained", "host"):
+            store.append_extra(one, kind, value)
+        elif kind == "lacks":
             store.append_lack(one, value, "it is not there")
         else:
-            store.append_status(one, what, value)
+            store.append_status(one, kind, value)
         assert read_records(folder) == store.records  # on disk at once, not only after close
     store.close()
     resumed = Store.resume(folder, MACHINE)
@@ -129,10 +129,13 @@ def test_a_folder_with_results_is_not_started_again(folder, name):
 
 
 def test_a_run_killed_before_its_first_line_can_be_resumed_or_started_again(tmp_path):
-    for again in (lambda: Store.resume(tmp_path, MACHINE), lambda: Store.create(tmp_path, MACHINE)):
+    for second in (
+        lambda: Store.resume(tmp_path, MACHINE),
+        lambda: Store.create(tmp_path, MACHINE),
+    ):
         Store.create(tmp_path, MACHINE).close()
         (tmp_path / "points.jsonl").unlink()
-        store = again()
+        store = second()
         store.append_round(CELL, 0, Round([1.0]))
         store.close()
         assert numbers(read_records(tmp_path)) == {"fast": [0]}
@@ -261,11 +264,11 @@ def test_the_cell_at_work_is_on_disk_until_the_run_ends(folder):
     store = Store.resume(folder, MACHINE)
     assert store.interrupted is None
     store.begin(OTHER)
-    left = (folder / "running.json").read_bytes()
-    assert json.loads(left)["pid"] == os.getpid()
+    remaining = (folder / "running.json").read_bytes()
+    assert json.loads(remaining)["pid"] == os.getpid()
     store.close()
     assert not (folder / "running.json").exists()
-    (folder / "running.json").write_bytes(left)  # as after a kill
+    (folder / "running.json").write_bytes(remaining)  # as after a kill
     store = Store.resume(folder, MACHINE)
     store.close()
     assert store.interrupted == OTHER

@@ -62,13 +62,13 @@ def test_samples_of_all_rounds_are_pooled():
 
 
 def test_what_was_not_measured_is_empty():
-    found = row(CellRecord(cell(gpu="", device="cpu"), {0: Round([1.0, 2.0])}))
+    result = row(CellRecord(cell(gpu="", device="cpu"), {0: Round([1.0, 2.0])}))
     names = ("busy_us", "sum_us", "n_kernels", "sm_mhz", "roofline_pct", "peak_extra_bytes")
     names += ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
     names += tuple(f"sustained_{name}" for name in ("us", "joules", "w"))
     names += ("host_us",)
-    assert {name: found[name] for name in names} == dict.fromkeys(names)
-    assert (found["warm"], found["lacks"]) == ("", "")
+    assert {name: result[name] for name in names} == dict.fromkeys(names)
+    assert (result["warm"], result["lacks"]) == ("", "")
 
 
 def test_a_cell_that_failed_keeps_its_reason_and_what_was_measured():
@@ -110,9 +110,9 @@ def test_energy_first_call_and_parts():
     resumed = Round([1.0], kernels=kernels, first_call_s=0.1)
     record = CellRecord(CELL, {0: first, 1: resumed}, lacks={"greedy": "RuntimeError: no"})
     record.energy = Loop(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0)
-    found = row(record)
-    assert found["j_per_token"] == 600 / 1000 / 2  # two rows
-    assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
+    result = row(record)
+    assert result["j_per_token"] == 600 / 1000 / 2  # two rows
+    assert (result["energy_w"], result["idle_w"]) == (400.0, 90.0)
     record.add({"sustained": {"steps": 10, "seconds": 0.005, "joules": 3.0, "idle_w": None}})
     assert [row(record)[f"sustained_{name}"] for name in ("us", "joules", "w")] == [500, 0.3, 600]
     record.add({"sustained": {"step_us": 500.0, "steps": 10, "step_joules": 0.3}})  # older
@@ -120,10 +120,10 @@ def test_energy_first_call_and_parts():
     record.sustained = Loop(9, 0.0045)
     assert [row(record)[f"sustained_{name}"] for name in ("joules", "w")] == [None, None]
     assert row(CellRecord(CELL, record.rounds, host=Host(21.5, 225)))["host_us"] == 21.5
-    assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
-    assert [found[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
-    assert found["split_by"] == "names"
-    assert found["lacks"] == "greedy: RuntimeError: no"
+    assert (result["first_call_s"], result["warm"]) == (2.5, "triton|process")
+    assert [result[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
+    assert result["split_by"] == "names"
+    assert result["lacks"] == "greedy: RuntimeError: no"
 
 
 @pytest.mark.parametrize("name", ["lean-d8192-large-20261123", "truncated-20261123", "tp-20261122"])

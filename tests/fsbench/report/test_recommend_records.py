@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 from tree import H200, RESULTS, ROOT
 
-from fsbench.cli.reading import by_time
+from fsbench.cli.result_frames import by_time
 from fsbench.provider import Kind
 from fsbench.records.summary import read_csv
 from fsbench.report.figures import winners

@@ -160,7 +160,7 @@ def cupti(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    # A cache of its own: the real owner, if this process has one, is not to be lost.
+    # A separate cache: the real owner, if this process has one, must be kept.
     monkeypatch.setattr(cupti_module, "_owner", cache(cupti_module._owner.__wrapped__))
     return double
 
@@ -290,10 +290,10 @@ def test_the_cpu_timer_times_the_step_alone(monkeypatch):
 
 
 def test_fake_times_are_seeded_and_near_the_base():
-    first, again, other = (
+    first, second_, other = (
         FakeTimer(50, 0.1, seed=seed).measure(nothing, 4, nothing) for seed in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == second_ != other
     assert all(50 <= us < 55 for us in first.span_us)
     assert len(set(first.span_us)) == 4
     assert first.busy_us == first.sum_us == first.span_us

@@ -181,11 +181,11 @@ print("median_us", statistics.median(times_ms) * 1e3)
     importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed"
 )
 def test_cupti_agrees_with_flashinfer(matmul):
-    ours = make_timer("cupti", "cuda", l2="cold-write").measure(matmul, 50, nothing)
+    measured = make_timer("cupti", "cuda", l2="cold-write").measure(matmul, 50, nothing)
     done = subprocess.run([sys.executable, "-c", FLASHINFER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    theirs = float(done.stdout.split("median_us")[1].split()[0])
-    assert median(ours.span_us) == pytest.approx(theirs, rel=TOLERANCE)
+    reference = float(done.stdout.split("median_us")[1].split()[0])
+    assert median(measured.span_us) == pytest.approx(reference, rel=TOLERANCE)
 
 
 def test_nvml_index_is_the_gpu_that_torch_uses():

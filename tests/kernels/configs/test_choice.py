@@ -29,16 +29,25 @@ def both(monkeypatch):
     _choice.config_for.cache_clear()
 
 
-@pytest.fixture
-def h200(monkeypatch):
-    """A device of its own: what is chosen for it is kept."""
+def imitate(monkeypatch, name: str, index: int) -> torch.device:
+    """Return a device that no other test uses, since the choice for a device is cached."""
     cuda = _choice.torch.cuda
     facts = SimpleNamespace(
-        name="NVIDIA H200", shared_memory_per_block_optin=232448, multi_processor_count=132
+        name=name, shared_memory_per_block_optin=232448, multi_processor_count=132
     )
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
     monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
-    return torch.device("cuda", 7)
+    return torch.device("cuda", index)
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    return imitate(monkeypatch, "NVIDIA H200", 7)
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    return imitate(monkeypatch, "NVIDIA H100 80GB HBM3", 6)
 
 
 def chosen(B: int, V: int = 500, **wish: object) -> object:
@@ -124,6 +133,35 @@ def test_a_bias_or_a_mask_asks_for_narrow_tiles(both, monkeypatch):
 def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(h200, B, expected):
     assert _choice.hopper_config(B, 8192, 128_256, h200, True) == expected
     assert (_choice.hopper_config(B, 8192, 128_256, h200) == expected) == (B == 193)
+
+
+@pytest.mark.parametrize(
+    ("B", "D", "narrow", "is_other"),
+    [
+        (129, 4096, False, True),
+        (192, 4096, False, True),
+        (256, 2560, False, True),
+        (128, 4096, False, False),  # not slower there
+        (257, 4096, False, False),
+        (160, 8192, False, False),  # not measured
+        (160, 4096, True, False),
+    ],
+)
+def test_log_probabilities_have_tiles_of_their_own_where_they_were_measured(
+    h100, monkeypatch, B, D, narrow, is_other
+):
+    monkeypatch.setattr(_choice, "portable_rows", lambda device: 128)
+    plain = _choice.hopper_config(B, D, 151_936, h100, narrow)
+    with_sums = _choice.hopper_config(B, D, 151_936, h100, narrow, True)
+    assert with_sums == (_choice.TILES_WITH_SUMS if is_other else plain)
+    assert (with_sums != plain) == is_other
+
+
+def test_log_probabilities_have_the_tiles_of_plain_calls_on_an_h200(h200, monkeypatch):
+    monkeypatch.setattr(_choice, "portable_rows", lambda device: 64)
+    for B in (129, 192, 256):
+        sums = _choice.hopper_config(B, 4096, 151_936, h200, False, True)
+        assert sums == _choice.hopper_config(B, 4096, 151_936, h200)
 
 
 def test_where_the_hopper_kernel_cannot_run():

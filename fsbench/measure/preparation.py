@@ -1,4 +1,4 @@
-"""Samplers made ready to be timed: verified, built, checked on the problem, captured, warmed up."""
+"""Prepare samplers for timing: verify, build, check on the problem, capture and warm up."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fsbench.graphs import capture
 from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
-from fsbench.measure.gate import gate, setting_of
-from fsbench.measure.intact import ProcessState, SpoiledProcess
-from fsbench.measure.outcomes import Outcomes
+from fsbench.measure.gate import failed_checks, setting_of
 from fsbench.measure.plan import Plan
+from fsbench.measure.process_state import ProcessState, SpoiledProcess
+from fsbench.measure.recorder import Recorder
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, QuantizedWeight
 from fsbench.records.cell import Cell, CellRecord
@@ -29,9 +29,10 @@ from fsbench.verify.pathwise import check_on_problem
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every launch of one problem reads. head: None if it is not quantized itself.
+    """Tensors that every launch of a problem reads.
 
-    layout: shape, strides, dtype and address of every tensor, by name, as it was made.
+    head: the quantized head; None if the weight is not quantized.
+    layout: shape, strides, dtype and address of every tensor, by name, when it was made.
     """
 
     problem: Problem
@@ -52,34 +53,34 @@ class Inputs:
             for name, tensor in named.items()
         }
 
-    def moved(self) -> list[str]:
-        """Names of the tensors that are no longer where they were, or of another shape."""
-        found = self._layout()
-        return [name for name, known in self.layout.items() if found[name] != known]
+    def resized(self) -> list[str]:
+        """Return the names of tensors whose shape, strides, dtype or address changed."""
+        current = self._layout()
+        return [name for name, original in self.layout.items() if current[name] != original]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor but `offset`, which advances, by name."""
-        found = {name: getattr(self, name) for name in ("weight", "hidden", "seed")}
+        """Return every tensor but `offset`, which advances, by name."""
+        named = {name: getattr(self, name) for name in ("weight", "hidden", "seed")}
         parts = vars(self.head) if self.head else {}
-        return found | {f"head.{name}": part for name, part in parts.items()}
+        return named | {f"head.{name}": part for name, part in parts.items()}
 
     def fingerprints(self) -> dict[str, int]:
-        """Name -> fingerprint of every one of `tensors`."""
+        """Return the fingerprint of each of `tensors`, by name."""
         return {name: fingerprint(tensor) for name, tensor in self.tensors().items()}
 
     def served_to(self, provider: Provider) -> Any:
-        """The head as a sampler takes it, in place of the weight."""
+        """Return the weight, or for a sampler of quantized heads the head."""
         takes = self.problem.weights in provider.capabilities.quantized
         return self.head if takes else self.weight
 
 
 @dataclass
 class Contender:
-    """A sampler that is built and ready to be timed on the problem at hand.
+    """A sampler that is built and ready to be timed on a problem.
 
-    eager: the step without a graph. facts: of its preparation, fields of Round. forms: steps of its
-    FORMS by name; lacks: why some could not be prepared. require_intact: see Preparation, of its
-    inputs.
+    eager: the step without a graph. facts: fields of Round that its preparation shows.
+    forms: steps of its FORMS by name. lacks: why some forms could not be prepared.
+    require_intact: Preparation.require_intact for its inputs.
     """
 
     cell: Cell
@@ -92,25 +93,25 @@ class Contender:
 
 
 class Batch(NamedTuple):
-    """The samplers that are to be measured together on one problem, each with its cell."""
+    """Samplers that are measured together on one problem, each with its cell."""
 
     problem: Problem
     samplers: list[tuple[Provider, Cell]]
 
 
 class Ready(NamedTuple):
-    """The samplers of a batch that can be timed, and the offset that all their steps read."""
+    """Samplers of a batch that can be timed, and the offset that all their steps read."""
 
     contenders: list[Contender]
     offset: Tensor
 
 
-def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
-    """What of the plan the results lack. Records the reason of what cannot be measured.
+def work_list(plan: Plan, recorder: Recorder, gpu: str, timer: str, l2: str) -> list[Batch]:
+    """Return the batches of a plan that the results lack; record why a cell cannot be measured.
 
     gpu, timer, l2: see Plan.cell.
     """
-    store = outcomes.store
+    store = recorder.store
     batches: list[Batch] = []
     last: list[Batch] = []
     for problem in plan.problems:
@@ -121,7 +122,7 @@ def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> 
                 continue
             if entry.provider and _complete(plan, entry.provider, store.record(cell)):
                 continue
-            outcomes.begin(cell)  # what it supports is asked of its own code
+            recorder.begin(cell)  # `refusal` runs code of the sampler
             if refusal := entry.refusal(problem):
                 store.append_status(cell, *refusal)
             elif cell == plan.last and entry.provider:
@@ -134,12 +135,12 @@ def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> 
 
 
 def _complete(plan: Plan, provider: Provider, record: CellRecord) -> bool:
-    """Whether a record has all that the plan asks of its cell."""
-    wanted = [record.rounds]
+    """Return whether a record has all measurements that the plan asks for."""
+    required = [record.rounds]
     for form in form_builds(plan, provider, record.cell.problem):
-        wanted.append(record.forms.get(form, {}))
+        required.append(record.forms.get(form, {}))
     return (
-        all(rounds.keys() >= set(range(plan.rounds)) for rounds in wanted)
+        all(rounds.keys() >= set(range(plan.rounds)) for rounds in required)
         and (plan.energy_s is None or record.energy is not None)
         and (plan.sustained_s is None or record.sustained is not None)
     )
@@ -148,28 +149,28 @@ def _complete(plan: Plan, provider: Provider, record: CellRecord) -> bool:
 def form_builds(
     plan: Plan, provider: Provider, problem: Problem
 ) -> dict[str, Callable[[Tensor], Launch]]:
-    """How to build the forms that the plan asks for, by name: weight -> launch."""
+    """Return functions weight -> launch that build the forms of the plan, by name."""
     able = provider.capabilities
     if not plan.forms or provider.kind is not Kind.EXACT or not able.fused:
         return {}
-    found: dict[str, Callable[[Tensor], Launch]] = {}
+    builds: dict[str, Callable[[Tensor], Launch]] = {}
     if provider.matmul_form and problem.weights not in able.quantized:
-        found["matmul"] = partial(provider.matmul_form, problem)
+        builds["matmul"] = partial(provider.matmul_form, problem)
     if able.zero_temperature and problem.temperature > 0:
-        found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
-    return found
+        builds["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
+    return builds
 
 
 @dataclass
 class Preparation:
-    """Makes inputs and contenders as a plan asks for them; keeps what several of them share.
+    """Makes the inputs and contenders of a plan; keeps what several of them share.
 
-    ahead: seconds of first calls in other processes, by sampler and problem.
+    first_call_s: seconds of first calls in compile processes, by sampler and problem.
     """
 
     plan: Plan
-    outcomes: Outcomes
-    ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
+    recorder: Recorder
+    first_call_s: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor, QuantizedWeight | None] | None = None
     _called: set[str] = field(default_factory=set)
     _marks: dict[str, int] = field(default_factory=dict)
@@ -182,29 +183,29 @@ class Preparation:
         }
 
     def ready(self, batch: Batch) -> Ready:
-        """Prepare a batch."""
-        outcomes = self.outcomes
+        """Make the inputs of a batch and prepare its samplers; record those that fail."""
+        recorder = self.recorder
         # If making the inputs ends this process, the first cell is given up, then the second.
-        outcomes.at(batch.samplers[0][1], ", inputs", "inputs")
+        recorder.enter(batch.samplers[0][1], ", inputs", "inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:
-            outcomes.without_inputs([cell for _, cell in batch.samplers], error)
+            recorder.fail_inputs([cell for _, cell in batch.samplers], error)
             return Ready([], torch.empty(0))
         ready: list[Contender] = []
         for provider, cell in batch.samplers:
             work = partial(self.intact_contender, provider, cell, inputs)
-            contender = outcomes.part(cell, "", "first call", work)
+            contender = recorder.part(cell, "", "first call", work)
             if contender is None:
                 free_memory(batch.problem.device)
                 continue
             for form, why in contender.lacks.items():
-                outcomes.store.append_lack(cell, form, why)
+                recorder.store.append_lack(cell, form, why)
             ready.append(contender)
         return Ready(ready, inputs.offset)
 
     def inputs_of(self, problem: Problem) -> Inputs:
-        """The weight, kept for the next problem that shares it, and this problem's own inputs."""
+        """Make the inputs of a problem; the weight is kept for the next problem with the same."""
         form = problem.weights
         key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device, form)
         if self._weight is None or self._weight[0] != key:
@@ -224,29 +225,30 @@ class Preparation:
         return made
 
     def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
-        """`contender`, and `require_intact` whatever comes of it."""
+        """Return `contender`; call `require_intact` even if it fails."""
         try:
             return self.contender(provider, cell, inputs)
         finally:
             self.require_intact(inputs, provider.name, 0)
 
     def require_intact(self, inputs: Inputs, name: str, offset: int) -> None:
-        """Undo what a sampler changed of its process and of the inputs that all of them read.
+        """Undo a sampler's changes of its process and of the shared inputs.
 
-        name: the sampler's; one that is not shipped must leave nothing at work either.
-        offset: the steps that the harness itself has counted so far.
+        Args:
+            name: of the sampler; one that is not shipped must not leave threads running either.
+            offset: steps that the harness has counted so far.
 
         Raises:
-            VerificationFailed: it names what was changed.
-            SpoiledProcess: that cannot be undone.
+            VerificationFailed: something was changed; the message names it.
+            SpoiledProcess: the change cannot be undone.
         """
         changed = self._process.restore()
-        if moved := inputs.moved():
-            raise SpoiledProcess(f"it resizes {', '.join(moved)}")
+        if resized := inputs.resized():
+            raise SpoiledProcess(f"it resizes {', '.join(resized)}")
         if name not in self._shipped:
             self._process.require_idle()
-        found = inputs.fingerprints()
-        written = [name for name, mark in self._marks.items() if found[name] != mark]
+        current = inputs.fingerprints()
+        written = [name for name, mark in self._marks.items() if current[name] != mark]
         if written:
             kept, self._weight = self._weight, None
             fresh, held = self.inputs_of(inputs.problem).tensors(), inputs.tensors()
@@ -263,7 +265,7 @@ class Preparation:
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
-        times = self.outcomes.times
+        times = self.recorder.times
         times.enter("gate", cell)
         self._gate_check(provider, cell)
         times.enter("first call", cell)
@@ -273,9 +275,9 @@ class Preparation:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
                 raise VerificationFailed(f"{check.name}: {check.detail}")
-            if team := self.outcomes.team:
+            if team := self.recorder.team:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
-                if any(theirs != tokens for theirs in team.gather(tokens)):
+                if any(other != tokens for other in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
         times.enter("capture", cell)
         facts["config"] = _config(launch)
@@ -292,7 +294,7 @@ class Preparation:
         return Contender(cell, step, eager, facts, forms, lacks, intact)
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
-        """The step to be timed, captured if the cell says so, and warmed up."""
+        """Return the step to be timed, captured if the cell says so, and warmed up."""
         prepare = capture if cell.conditions.graph else partial
         step: Callable[[], object] = prepare(launch, inputs.hidden, inputs.seed, inputs.offset)
         for _ in range(self.plan.warmup):
@@ -301,31 +303,31 @@ class Preparation:
         return step
 
     def _gate_check(self, provider: Provider, cell: Cell) -> None:
-        """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
+        """Raise VerificationFailed unless the sampler passes `verify` in this setting."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
         key = (provider.name, setting_of(cell.problem))
-        verdicts = self.outcomes.gate
+        verdicts = self.recorder.gate
         if key not in verdicts:
             self._called.add(provider.name)
-            verdicts[key] = gate(
+            verdicts[key] = failed_checks(
                 provider,
                 cell.problem,
-                lambda name: self.outcomes.at(cell, f", {name} checked", "gate"),
+                lambda name: self.recorder.enter(cell, f", {name} checked", "gate"),
             )
-            self.outcomes.verified(key, verdicts[key])
+            self.recorder.verified(key, verdicts[key])
         if verdicts[key]:
             raise VerificationFailed(verdicts[key])
 
     def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
-        """The launch, and the facts of Round that only building shows.
+        """Build a sampler; return its launch and the fields of Round that only building shows.
 
-        first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
-        that building left and a step takes. Memory that several launches share was there before
-        this build; a launch that has such memory says so in its attribute `shared_bytes`.
+        first_call_s and warm are about `build` and one step. peak_extra_bytes is, on a GPU, the
+        peak of the memory that building left and a step takes. A launch that shares memory with
+        others, allocated before this build, gives its size in its attribute `shared_bytes`.
         """
         problem = inputs.problem
-        ahead_s = self.ahead.get((provider.name, problem))
+        ahead_s = self.first_call_s.get((provider.name, problem))
         on_gpu = problem.device == "cuda"
         if on_gpu:
             free_memory(problem.device)
@@ -334,11 +336,11 @@ class Preparation:
         warm += [] if ahead_s is None else ["ahead"]
         self._called.add(provider.name)
         begin = time.perf_counter()
-        team = self.outcomes.team
+        team = self.recorder.team
         if team is None or problem.tp == 1 or provider.build_sharded is None:
             launch = provider.build(problem, inputs.served_to(provider))
         else:
-            torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
+            torch.manual_seed(self.plan.seed)  # `verify` drew from it
             launch = provider.build_sharded(problem, team.shard(inputs.weight))
         launch(inputs.hidden, inputs.seed, inputs.offset)
         synchronize(problem.device)
@@ -362,7 +364,7 @@ def _config(launch: Launch) -> str:
 
 
 def spread_seed(seed: int) -> int:
-    """An int64 far from those of neighboring seeds (the finalizer of splitmix64).
+    """Return an int64 far from those of neighboring seeds (the finalizer of splitmix64).
 
     Some samplers use neighboring seeds as neighboring positions of one stream.
     """

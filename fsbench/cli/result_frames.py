@@ -30,9 +30,9 @@ def by_time(paths: list[Path]) -> list[Path]:
 
 
 def read_results(paths: list[Path]) -> pd.DataFrame:
-    """The rows of all runs (run_folders), as their raw samples are now.
+    """Return the rows of all runs (run_folders), derived from their raw samples.
 
-    They are derived from points.jsonl; results.csv is read only where there is none.
+    results.csv is read only if a folder lacks points.jsonl.
     """
     return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
 
@@ -48,11 +48,10 @@ def _rows(folder: Path) -> pd.DataFrame:
 
 
 def measured_results(paths: list[Path]) -> pd.DataFrame:
-    """read_results, of at least one cell that was measured.
+    """Return read_results; at least one cell must be measured.
 
     Raises:
-        ResultsError: there is none, and the message counts what there is instead; or columns are
-            missing.
+        ResultsError: no cell was measured (the message counts statuses), or columns are missing.
     """
     frame = read_results(paths)
     counts = normalized(frame)["status"].value_counts() if len(frame) else {}

@@ -1,7 +1,7 @@
-"""Compiling ahead: before anything is timed, several processes verify and call each sampler once.
+"""Compile samplers in worker processes before anything is timed.
 
-What they compile is on disk, where the process that measures finds it (Triton's, Inductor's and
-FlashInfer's caches). What one of them has not done, or not well, the measuring process does itself.
+Workers only fill the on-disk caches of Triton, Inductor and FlashInfer: each verifies and calls its
+samplers once. If a worker fails, the measuring process compiles the sampler itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import torch
 
 from fsbench.discover import available, discover
 from fsbench.inputs import TORCH_DTYPES, serving
-from fsbench.measure.gate import gate, setting_of
-from fsbench.measure.outcomes import GateKey
+from fsbench.measure.gate import GateKey, failed_checks, setting_of
 from fsbench.measure.plan import Job
 from fsbench.measure.server import end_with_server
 from fsbench.measure.worker import Report
@@ -36,15 +35,15 @@ from fsbench.records.cell import Cell
 
 @dataclass
 class Compiled:
-    """What was done ahead.
+    """Results of the workers.
 
-    seconds: of a sampler's first call on a problem. passed: gates, each with "". spent: seconds of
-    all tasks together, by kind ("gate", "first").
+    first_call_s: seconds of a sampler's first call on a problem. passed: gates, each with "".
+    phases: seconds of all tasks by kind ("gate", "first").
     """
 
-    seconds: dict[tuple[str, Problem], float] = field(default_factory=dict)
+    first_call_s: dict[tuple[str, Problem], float] = field(default_factory=dict)
     passed: dict[GateKey, str] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=lambda: {"gate": 0.0, "first": 0.0})
+    phases: dict[str, float] = field(default_factory=lambda: {"gate": 0.0, "first": 0.0})
 
 
 def compile_ahead(
@@ -52,81 +51,82 @@ def compile_ahead(
 ) -> Compiled:
     """Verify and call the samplers of these cells once, in job.warmers processes; end them all.
 
-    One process has all cells of a sampler, since what its problems share is compiled once. The rest
-    is left to the measuring process when all are silent for job.seconds.
+    One process has all cells of a sampler, since its problems share compiled code. Processes that
+    are all silent for job.seconds are given up.
     """
-    found = Compiled()
+    compiled = Compiled()
     by_sampler = sorted(cells, key=lambda cell: cell.provider)
     groups = [list(group) for _, group in groupby(by_sampler, key=lambda cell: cell.provider)]
     groups.sort(key=lambda group: cells.index(group[0]))
     count = min(job.warmers, len(groups))
     shares = [[cell for group in groups[i::count] for cell in group] for i in range(count)]
     processes: list[BaseProcess] = []
-    lines: list[Connection] = []
+    pipes: list[Connection] = []
     try:
         for share in shares:
-            ours, theirs = context.Pipe()
+            parent_end, child_end = context.Pipe()
             process: BaseProcess = context.Process(
-                target=main, args=(job, share, theirs), daemon=True
+                target=main, args=(job, share, child_end), daemon=True
             )
             process.start()
-            theirs.close()
+            child_end.close()
             processes.append(process)
-            lines.append(ours)
-        _listen(lines, job, len(cells), report, found)
+            pipes.append(parent_end)
+        _collect(pipes, job, len(cells), report, compiled)
     finally:
         for process in processes:
             end(process)
-        for line in lines:
-            line.close()
-    return found
+        for pipe in pipes:
+            pipe.close()
+    return compiled
 
 
-def _listen(
-    lines: Sequence[Connection], job: Job, total: int, report: Report, found: Compiled
+def _collect(
+    pipes: Sequence[Connection], job: Job, total: int, report: Report, compiled: Compiled
 ) -> None:
-    done, left = 0, list(lines)
+    """Add the messages of all workers to `compiled`, until they end or are silent too long."""
+    done, open_pipes = 0, list(pipes)
     report.report(0, total, "compiling ahead")
-    while left and (ready := wait(left, job.seconds)):
-        for line in cast(list[Connection], ready):
+    while open_pipes and (ready := wait(open_pipes, job.seconds)):
+        for pipe in cast(list[Connection], ready):
             try:
-                kind, name, problem, passed, seconds = line.recv()
+                task, name, problem, passed, seconds = pipe.recv()
             except (EOFError, OSError):
-                left.remove(line)
+                open_pipes.remove(pipe)
                 continue
-            if kind == "first":
+            if task == "first":
                 done += 1
                 report.report(0, total, f"compiling ahead: {done} of {total} cells, {name}")
             if passed:
-                found.spent[kind] += seconds
-                if kind == "first":
-                    found.seconds[name, problem] = seconds
+                compiled.phases[task] += seconds
+                if task == "first":
+                    compiled.first_call_s[name, problem] = seconds
                 else:
-                    found.passed[name, setting_of(problem)] = ""
+                    compiled.passed[name, setting_of(problem)] = ""
 
 
 def end(process: BaseProcess) -> None:
     """End a process and what it started."""
     if process.pid:
-        with suppress(OSError):  # there is no such group, or no more
+        with suppress(OSError):  # its group does not exist yet, or has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
 
 
-def main(job: Job, cells: Sequence[Cell], line: Connection) -> None:
-    """The whole of a process: tell (kind, sampler, problem, whether it went well, seconds)."""
+def main(job: Job, cells: Sequence[Cell], pipe: Connection) -> None:
+    """Run a worker process: send (task, sampler, problem, whether it succeeded, seconds)."""
     end_with_server()
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are processes enough
-    # Reads that, and takes seconds.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the workers are parallel already
+    # The import reads that variable, and takes seconds.
     autotune_cache = importlib.import_module("torch._inductor.runtime.autotune_cache")
     if job.device == "cuda":
         torch.cuda.set_device(job.indices[0])
-    known = discover(map(Path, job.provider_paths), job.reasons)
-    # What several processes at once find fastest is not to be kept for the one that measures.
+    samplers = discover(map(Path, job.provider_paths), job.reasons)
+    # Autotuning results of processes that run at the same time must not reach the measuring one.
     autotune_cache.AutotuneCache.create = staticmethod(lambda *_, **__: None)
     weights: dict[tuple[object, ...], torch.Tensor] = {}
     gates: set[GateKey] = set()
@@ -134,30 +134,29 @@ def main(job: Job, cells: Sequence[Cell], line: Connection) -> None:
         for cell in cells:
             problem = cell.problem
             key = (cell.provider, setting_of(problem))
-            kinds = ["first"]
+            tasks = ["first"]
             if job.plan.check and cell.kind != str(Kind.LOWER_BOUND) and key not in gates:
                 gates.add(key)
-                kinds.insert(0, "gate")
-            for kind in kinds:
+                tasks.insert(0, "gate")
+            for task in tasks:
                 begin = time.perf_counter()
                 try:
-                    provider = available(known[cell.provider], job.device)
+                    provider = available(samplers[cell.provider], job.device)
                     passed = True
-                    if kind == "gate":
-                        passed = not gate(provider, problem)
+                    if task == "gate":
+                        passed = not failed_checks(provider, problem)
                     else:
                         _call_once(provider, problem, weights)
-                except BaseException:  # the measuring process finds it again, and says so
+                except BaseException:  # the measuring process meets and reports it again
                     passed = False
-                seconds = time.perf_counter() - begin
-                line.send((kind, cell.provider, problem, passed, seconds))
+                pipe.send((task, cell.provider, problem, passed, time.perf_counter() - begin))
     os._exit(0)
 
 
 def _call_once(
     provider: Provider, problem: Problem, weights: dict[tuple[object, ...], Any]
 ) -> None:
-    """As the first call of the measuring process, on zeros. weights: the last one, kept."""
+    """Build a sampler and call it on zeros. weights: keeps the last weight, by shape and dtype."""
     dtype = TORCH_DTYPES[problem.dtype]
     key = (problem.V, problem.D, dtype)
     if key not in weights:

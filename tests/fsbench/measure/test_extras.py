@@ -1,4 +1,4 @@
-"""What is measured beside the time of a step: forms, first calls, energy."""
+"""Measurements in addition to the time of a step: forms, first calls, energy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsbench.errors import (
     DeviceUnavailable,
 )
 from fsbench.machine import caches
-from fsbench.measure import preparing, runner
+from fsbench.measure import preparation, runner
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import Loop
 from fsbench.timers.fake import FakeTimer
@@ -116,7 +116,7 @@ def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused,
 def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
     monkeypatch.setattr(caches, "filled", lambda: ["triton"])
     ticks = iter(range(0, 1000, 7))
-    monkeypatch.setattr(preparing.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(preparation.time, "perf_counter", lambda: next(ticks))
     problems = [SMALL, replace(SMALL, B=3)]
     run(sampler("a"), problems=problems, check=False)
     measured = [line["measured"] for line in lines(tmp_path)]
@@ -212,6 +212,6 @@ def test_host_time_is_the_median_of_queues_that_nobody_waits_for(slow_s, queues)
         nonlocal now
         now += slow_s if len(waits) == 2 else 20e-6  # the second queue was full
 
-    found = runner.loops.host_time(call, lambda: waits.append(now), lambda: now)
-    assert len(waits) == queues + 1 and found.calls == queues * runner.loops.HOST_CALLS
-    assert found.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)
+    result = runner.loops.host_time(call, lambda: waits.append(now), lambda: now)
+    assert len(waits) == queues + 1 and result.calls == queues * runner.loops.HOST_CALLS
+    assert result.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)

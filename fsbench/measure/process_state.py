@@ -1,4 +1,4 @@
-"""What a sampler can change of the process that measures it, restored after each of its turns."""
+"""State of the measuring process that a sampler can change, restored after each of its turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time"
 
 _IDLE_S = 0.03
 _SETTLE_S = 2.0  # in which threads of a library that wait actively come to rest
-_BUSY = 0.05  # of a core, which other processes may use as well
+_BUSY = 0.05  # part of a core, which other processes may use as well
 _ALARMS = {
     signal.ITIMER_REAL: signal.SIGALRM,
     signal.ITIMER_VIRTUAL: signal.SIGVTALRM,
@@ -29,19 +29,19 @@ class SpoiledProcess(VerificationFailed):
 
 
 class ProcessState:
-    """Clocks, interval timers and settings of torch, as they are now."""
+    """Clocks, interval timers and settings of torch at the time of construction."""
 
     def __init__(self) -> None:
         self._clocks = {name: getattr(time, name) for name in CLOCKS}
         self._handlers = {
             timer: signal.getsignal(number)
             for timer, number in _ALARMS.items()
-            if signal.getitimer(timer) == (0.0, 0.0)  # else it is someone else's
+            if signal.getitimer(timer) == (0.0, 0.0)  # a running one belongs to someone else
         }
         self._torch = _torch_settings()
 
     def restore(self) -> list[str]:
-        """Undo what differs; what that was, by name."""
+        """Undo what differs; return its names."""
         changed = []
         for name, clock in self._clocks.items():
             if getattr(time, name) is not clock:
@@ -57,29 +57,26 @@ class ProcessState:
                     signal.signal(number, handler)
                 changed.append(f"the handler of {number.name}")
         for name, value in _torch_settings().items():
-            if value != (known := self._torch[name]):
-                getattr(torch, f"set_{name}")(known)
+            if value != (original := self._torch[name]):
+                getattr(torch, f"set_{name}")(original)
                 changed.append(f"torch's {name}")
         return changed
 
     def require_idle(self) -> None:
-        """Raise SpoiledProcess if something here is still at work, though nothing was asked for.
-
-        A sampler's threads take the time of those after it.
-        """
+        """Raise SpoiledProcess if threads still work: they would slow the next samplers down."""
         end = self._clocks["monotonic"]() + _SETTLE_S
         while True:
-            before, begin = _others_s(), self._clocks["perf_counter"]()
+            before, begin = _other_threads_s(), self._clocks["perf_counter"]()
             self._clocks["sleep"](_IDLE_S)
             passed = self._clocks["perf_counter"]() - begin
-            if _others_s() - before < _BUSY * passed:
+            if _other_threads_s() - before < _BUSY * passed:
                 return
             if self._clocks["monotonic"]() > end:
                 raise SpoiledProcess("it leaves threads running after its calls")
 
 
-def _others_s() -> float:
-    """CPU time of the other threads of this process, s."""
+def _other_threads_s() -> float:
+    """Return the CPU time of the other threads of this process, s."""
     return time.process_time() - time.thread_time()
 
 

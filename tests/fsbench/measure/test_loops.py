@@ -29,12 +29,12 @@ class Machine:
         self.free_at = max(self.now, self.free_at) + steps * self.step_s
         return Work(self, self.free_at)
 
-    def joules(self, at: float) -> float:
-        if self.began is None or at <= self.began:
-            return self.idle_w * at
-        rise, work = 0.1, at - self.began
+    def joules(self, at_s: float) -> float:
+        if self.began is None or at_s <= self.began:
+            return self.idle_w * at_s
+        rise, work = 0.1, at_s - self.began
         ramp = (self.busy_w - self.idle_w) * (work - min(work, rise) / 2)
-        return self.idle_w * at + ramp
+        return self.idle_w * at_s + ramp
 
     def counter_mj(self) -> int:
         self.now += self.read_s
@@ -61,39 +61,39 @@ class Work:
 @pytest.mark.parametrize("step_s", [0.0003, 0.003, 0.04])
 def test_energy_of_a_step_is_power_times_time(step_s):
     machine = Machine(step_s)
-    found = run_loop(machine.queue, machine.counter_mj, 1.0, 77.0, machine.clock)
+    result = run_loop(machine.queue, machine.counter_mj, 1.0, 77.0, machine.clock)
     per_step = machine.busy_w * step_s
-    assert found.joules / found.steps == pytest.approx(per_step, rel=max(0.02, 1.5 * step_s))
-    assert found.steps * step_s == pytest.approx(found.seconds)
-    assert 0.8 < found.seconds <= 1.15
-    assert found.idle_w == 77.0
+    assert result.joules / result.steps == pytest.approx(per_step, rel=max(0.02, 1.5 * step_s))
+    assert result.steps * step_s == pytest.approx(result.seconds)
+    assert 0.8 < result.seconds <= 1.15
+    assert result.idle_w == 77.0
 
 
 @pytest.mark.parametrize("read_s", [0.012, 0.05])
 def test_the_gpu_has_work_while_a_slow_counter_is_read(read_s):
     machine = Machine(0.0003, read_s=read_s)
-    found = run_loop(machine.queue, machine.counter_mj, 1.0, clock=machine.clock)
-    assert found.seconds / found.steps * 1e6 == pytest.approx(300)
+    result = run_loop(machine.queue, machine.counter_mj, 1.0, clock=machine.clock)
+    assert result.seconds / result.steps * 1e6 == pytest.approx(300)
 
 
 @pytest.mark.parametrize("step_s", [0.0003, 0.04, 2.0])
 def test_sustained_steps_have_the_time_between_events_and_an_energy(step_s):
     machine = Machine(step_s, update_s=0.07)
-    found = run_loop(machine.queue, machine.counter_mj, 1.0, clock=machine.clock)
-    assert found.seconds / found.steps * 1e6 == pytest.approx(step_s * 1e6)
+    result = run_loop(machine.queue, machine.counter_mj, 1.0, clock=machine.clock)
+    assert result.seconds / result.steps * 1e6 == pytest.approx(step_s * 1e6)
     assert machine.gaps == 0
     if step_s == 2.0:  # two chunks, and one advance that is seen
-        assert (found.steps, found.joules) == (1, None)
+        assert (result.steps, result.joules) == (1, None)
     else:
-        assert found.joules / found.steps == pytest.approx(
+        assert result.joules / result.steps == pytest.approx(
             500 * step_s, rel=max(0.02, 1.5 * step_s)
         )
 
 
 def test_sustained_steps_without_a_counter_have_a_time():
     machine = Machine()
-    found = run_loop(machine.queue, lambda: None, 0.5, clock=machine.clock)
-    assert (found.seconds / found.steps, found.joules) == (pytest.approx(0.003), None)
+    result = run_loop(machine.queue, lambda: None, 0.5, clock=machine.clock)
+    assert (result.seconds / result.steps, result.joules) == (pytest.approx(0.003), None)
 
 
 def test_the_queue_runs_dry_only_before_the_loop():
