@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fsbench.kernels.screened.head_file import load_head, save_head
     from fsbench.kernels.shard.vocab_shard import VocabShard, even_blocks
     from fsbench.kernels.truncated.api import truncated_sample
-    from fsbench.kernels.truncated.history import Penalties, TokenHistory
+    from fsbench.kernels.truncated.penalties import Penalties, TokenHistory
 
 __all__ = [
     "DraftVocabulary",
@@ -88,7 +88,7 @@ if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
         screened__head=("ScreenedHead", "prepare_head"),
         shard__vocab_shard=("VocabShard", "even_blocks"),
         truncated__api=("truncated_sample",),
-        truncated__history=("Penalties", "TokenHistory"),
+        truncated__penalties=("Penalties", "TokenHistory"),
     )
 
 

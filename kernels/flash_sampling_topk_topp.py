@@ -3,7 +3,7 @@
 Section D.6 of the FlashSampling paper shows that filters can be applied to the candidates of tiles;
 for k = 50 that would keep more bytes of candidates than of logits. Here the fused kernel draws its
 token and writes each logit once, with the largest of every 32. What then looks at the logits reads
-only what can be kept (truncated.look): the draw stands if the filters keep it, else
+only what can be kept (truncated.select): the draw stands if the filters keep it, else
 the kept tokens race.
 """
 

@@ -23,7 +23,7 @@ from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered
 from fsbench.kernels.providing.filters import STORED_LOGITS, draw_of_stored, draw_rows
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key
-from fsbench.kernels.truncated.gathered import append, draw_of_gathered
+from fsbench.kernels.truncated.race import append, draw_of_gathered
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSam
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.truncated.api import MAX_V, compute
-from fsbench.kernels.truncated.filters import (
+from fsbench.kernels.truncated.penalties import (
+    Penalties,
     check_fraction,
     check_penalties,
 )
-from fsbench.kernels.truncated.history import Penalties
 
 
 def draft_sample(

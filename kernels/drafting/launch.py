@@ -23,7 +23,7 @@ from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.words import bits_of_tokens
-from fsbench.kernels.truncated.history import Penalties
+from fsbench.kernels.truncated.penalties import Penalties
 
 TOKENS_AT_ONCE = 1024
 

@@ -31,7 +31,7 @@ from fsbench.kernels.noise.arithmetic import LOG2_E, halves, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key
-from fsbench.kernels.truncated.gathered import append, draw_of_gathered
+from fsbench.kernels.truncated.race import append, draw_of_gathered
 
 SPAN = tl.constexpr(30.0)
 """Logits this far below the largest are given up at once."""

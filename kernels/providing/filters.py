@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fsbench.kernels.truncated.history import Penalties
+    from fsbench.kernels.truncated.penalties import Penalties
 
 AKUNU_ORDER = ("top_k", "top_p", "min_p", "temperature")
 """akunu's order of filters: they act at T = 1."""
@@ -45,7 +45,7 @@ def filters_of(problem: Problem, device: torch.device) -> dict[str, Any]:
 
 def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
     """The problem's penalties with the history of its rows; None if it has none."""
-    from fsbench.kernels.truncated.history import Penalties, TokenHistory
+    from fsbench.kernels.truncated.penalties import Penalties, TokenHistory
 
     if not problem.penalties:
         return None

@@ -35,12 +35,12 @@ from fsbench.kernels.launch.request import (
     raw_logits,
 )
 from fsbench.kernels.launch.result import TruncatedSample
-from fsbench.kernels.truncated.filters import (
+from fsbench.kernels.truncated.penalties import (
+    Penalties,
     amounts,
     check_fraction,
     check_penalties,
 )
-from fsbench.kernels.truncated.history import Penalties
 
 
 def truncated_sample(
@@ -165,10 +165,10 @@ def truncated_sample(
         check_flag(name, flag)
     limit = check_integer("return_support", return_support, 0, MAX_SUPPORT)
     top = check_integer("return_top", return_top, 0, MAX_TOP)
-    said_of = None
+    logprob_request = None
     if logprob_temperature is not None:
         T = check_number("logprob_temperature", logprob_temperature, positive=True)
-        said_of = request._replace(temperature=T)
+        logprob_request = request._replace(temperature=T)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
@@ -197,9 +197,9 @@ def truncated_sample(
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
-        truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
+        truncated.launch.launch(request, choice, filters, penalties, sample, logprob_request)
     else:
-        _by_reference(request, filters, penalties, sample, said_of)
+        _by_reference(request, filters, penalties, sample, logprob_request)
     return sample
 
 
@@ -209,13 +209,13 @@ def _by_reference(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
-    said_of: Request | None,
+    logprob_request: Request | None,
 ) -> None:
     """The same as launch, by fsbench.reference."""
     logits = reference.processed_logits(
         raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
-    compute(request, logits, filters, penalties, sample, said_of)
+    compute(request, logits, filters, penalties, sample, logprob_request)
 
 
 def compute(
@@ -224,7 +224,7 @@ def compute(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
-    said_of: Request | None = None,
+    logprob_request: Request | None = None,
 ) -> None:
     """The same as launch, by fsbench.reference, of logits fp32 [B, V] before penalties."""
     if penalties is not None:
@@ -239,7 +239,7 @@ def compute(
     sample.tokens.copy_(tokens)
     sample.valid.copy_(tokens >= 0)
     among = logits.masked_fill(~kept.kept, -torch.inf)
-    _say(request.temperature, (said_of or request).temperature, logits, among, sample)
+    _say(request.temperature, (logprob_request or request).temperature, logits, among, sample)
 
 
 def _say(

@@ -1,4 +1,4 @@
-"""Launches of truncated_sample: the fused kernel, a look at its logits, and the rest.
+"""Launch truncated_sample: the fused kernel, the selection of groups, and what rows need then.
 
 Which launches follow the fused kernel depends on the filters of the call (`launches_for`):
 
@@ -12,7 +12,7 @@ Which launches follow the fused kernel depends on the filters of the call (`laun
     others, where rows may be tested (*)               0        yes   3         yes     yes
 
 (*) without penalties, and where nothing that depends on the cutoff is asked for: a token's row is
-then done when a test finds that it is kept (truncated.redraw). n tests have n - 1 races between
+then done when a test finds that it is kept (truncated.top_p). n tests have n - 1 races between
 them. Filters whose numbers differ by row are "others": the look does what it can of each row, and
 leaves a plan for the launches that follow, of which a row takes part in those that it needs.
 """
@@ -34,15 +34,13 @@ from fsbench.kernels.launch.launch_cache import launch_kernel
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import Sample, TruncatedSample
-from fsbench.kernels.truncated import narrow
-from fsbench.kernels.truncated import rows as kernels
+from fsbench.kernels.truncated import long_rows, search
 from fsbench.kernels.truncated.cutoff import GATHERED
-from fsbench.kernels.truncated.filters import amounts
-from fsbench.kernels.truncated.history import Penalties, TokenHistory
-from fsbench.kernels.truncated.kept import launch_kept
-from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
-from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.top_p import early, is_alone, launch_redraws, tests_needed
+from fsbench.kernels.truncated.penalties import Penalties, TokenHistory, amounts
+from fsbench.kernels.truncated.row_plan import NUMBERS, PLAN, early
+from fsbench.kernels.truncated.select import GATHERED_K, GROUP, HEADER, sampling_look_kernel
+from fsbench.kernels.truncated.support import launch_fields
+from fsbench.kernels.truncated.top_p import is_alone, launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -110,11 +108,12 @@ def launch(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
-    said_of: Request | None = None,
+    logprob_request: Request | None = None,
 ) -> None:
-    """The fused kernel, then what the filters keep of the logits that it leaves.
+    """Launch the fused kernel, then draw from what the filters keep of its stored logits.
 
-    said_of: the request at the temperature of sample.logprob and top_logprob, if that is another.
+    logprob_request: the request at the temperature of sample.logprob and top_logprob, if that
+        differs.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     only_tokens = penalties is None and all(x is None for x in sample[2:])
@@ -125,11 +124,11 @@ def launch(
     stored = allocate(B, V, device, largest=True)
     logz = None
     said = sample.logprob is not None or sample.top_logprob is not None
-    if said and penalties is None and said_of is None:  # either would change it
+    if said and penalties is None and logprob_request is None:  # either would change it
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
     masses = fused.launch.launch(request, "auto", choice, out, stored)
-    finish(request, stored, filters, penalties, sample, masses, said_of)
+    finish(request, stored, filters, penalties, sample, masses, logprob_request)
 
 
 def finish(
@@ -139,26 +138,28 @@ def finish(
     penalties: Penalties | None,
     sample: TruncatedSample,
     masses: Tensor | None = None,
-    said_of: Request | None = None,
+    logprob_request: Request | None = None,
 ) -> None:
-    """The first look at stored logits, and what rows need beyond that.
+    """Filter stored logits and draw.
 
-    sample.tokens: the draws from all tokens; with penalties, or if the request's noise is "none",
-        there are none. The weight of the request is not looked at.
-    said_of: as in launch.
-    masses: what the fused kernel's programs left of the logits (mass_of_programs), if that is here.
+    Args:
+        request: its weight is not read.
+        sample: its tokens are draws from the whole vocabulary. They are ignored with penalties, and
+            if the request's noise is "none".
+        logprob_request: as in launch.
+        masses: sums that the fused kernel's programs stored (mass_of_programs), or None.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]
     history = None if penalties is None else penalties.history
-    asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
-    tested = history is None and request.noise != "none" and not asked
+    needs_cutoff = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
+    tested = history is None and request.noise != "none" and not needs_cutoff
     steps = launches_for(filters, B, stride // GROUP.value, only_tokens=False, tested=tested)
     if steps.redraws:
         assert isinstance(filters.top_p, float)
         with launching_on(device):
             launch_redraws(request, filters.top_p, steps.redraws, stored.logits, sample)
-            launch_kept(request, said_of or request, stored, masses, None, sample)
+            launch_fields(request, logprob_request or request, stored, masses, None, sample)
         return
     few = chunk(filters.top_k)
     found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
@@ -169,11 +170,11 @@ def finish(
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     if history is None and request.noise == "none":
-        history = TokenHistory(B, 1, device)  # an empty one: no draw from all tokens is expected
+        history = TokenHistory(B, 1, device)  # empty; tells the kernel to ignore sample.tokens
     cuts = None
-    if asked:
+    if needs_cutoff:
         cuts = torch.empty(B, dtype=torch.int64, device=device)
-    # By the names of the kernel's arguments: numbers, or a number of each row.
+    # By argument of the kernel: a number, or a tensor [B].
     each = {**filters._asdict(), **amounts(penalties)}
     with launching_on(device):
         launch_kernel(
@@ -209,7 +210,7 @@ def finish(
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)
-        launch_kept(request, said_of or request, stored, masses, cuts, sample)
+        launch_fields(request, logprob_request or request, stored, masses, cuts, sample)
 
 
 def _launch_rows(
@@ -222,13 +223,13 @@ def _launch_rows(
     cuts: Tensor | None,
     tested: bool,
 ) -> None:
-    """Many programs for each row that the first look did not finish; the others cost nothing.
+    """Launch many programs for each row that sampling_look_kernel did not finish.
 
-    tested: whether rows may be.
+    tested: whether rows may be tested, (*) of the module's table.
     """
     logits = stored.logits
     B, stride = logits.shape
-    blocks = triton.cdiv(stride, narrow.BLOCK.value)
+    blocks = triton.cdiv(stride, search.BLOCK.value)
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
@@ -252,14 +253,14 @@ def _launch_rows(
     }
     tops = masses = before = None
     if steps.searches:
-        sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
+        sums = logits.new_empty(B, blocks, search.SECTIONS.value)
         if tested:
             tops, before = logits.new_empty(2, B, blocks)
             masses = plan.new_empty(B, blocks, 2)
         for turn in range(steps.searches):
             race = tested and turn % 2 == 1
             launch_kernel(
-                narrow.sampling_narrow_kernel,
+                search.sampling_narrow_kernel,
                 logits.device,
                 grid["race" if race else "search"],
                 **of_all,
@@ -279,9 +280,9 @@ def _launch_rows(
                 num_warps=ROW_WARPS,
             )
     if steps.cutoff:
-        gathered = plan.new_empty(B, kernels.GATHERED.value)
+        gathered = plan.new_empty(B, long_rows.GATHERED.value)
         launch_kernel(
-            kernels.sampling_cutoff_kernel,
+            long_rows.sampling_cutoff_kernel,
             logits.device,
             grid["cutoff"],
             **of_all,
@@ -295,7 +296,7 @@ def _launch_rows(
             **CUTOFF,
         )
     launch_kernel(
-        kernels.sampling_race_kernel,
+        long_rows.sampling_race_kernel,
         logits.device,
         grid["race"],
         **of_all,
@@ -310,7 +311,7 @@ def _launch_rows(
 
 
 def keep_all(filters: Filters) -> bool:
-    """Whether no filter cuts anything off, in any row."""
+    """Return whether no filter removes a token, in any row."""
     top_k, top_p, min_p = filters
     if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
         return False
@@ -318,12 +319,12 @@ def keep_all(filters: Filters) -> bool:
 
 
 def is_small(top_k: int | Tensor) -> bool:
-    """Whether all rows need few logits, unless many are equal: then one launch does everything."""
+    """Return whether all rows share a small top_k: one launch after the fused one is enough."""
     return isinstance(top_k, int) and 0 < top_k <= SMALL_K
 
 
 def chunk(top_k: int | Tensor) -> int:
-    """Groups that one program draws from: for a small k of all rows those it needs."""
+    """Return how many groups one program draws from: as many as a small k of all rows needs."""
     if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return max(32, 1 << (top_k + top_k // 8 - 1).bit_length())

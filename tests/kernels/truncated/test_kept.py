@@ -31,7 +31,7 @@ from fsbench.kernels import (
 )
 from fsbench.kernels.fused import api as fused_api
 from fsbench.kernels.truncated import api as module
-from fsbench.kernels.truncated import kept as kept_kernels
+from fsbench.kernels.truncated import support as support_kernels
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -198,7 +198,7 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
         "top_p": torch.tensor([0.9, 1.0, 1.0, 0.7, 1.0]),
         "min_p": torch.tensor([0.0, 0.0, 0.05, 0.0, 0.0]),
     }
-    with mock.patch.object(kept_kernels, "PROGRAMS", programs):
+    with mock.patch.object(support_kernels, "PROGRAMS", programs):
         check(**call)
 
 

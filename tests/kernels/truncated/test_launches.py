@@ -12,7 +12,7 @@ from flash_sample_cases import SEED, normal_logits, stored
 from truncated_cases import history
 
 from fsbench.kernels import Penalties, truncated_sample
-from fsbench.kernels.truncated import kept, launch, top_p
+from fsbench.kernels.truncated import launch, support, top_p
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -84,7 +84,7 @@ def test_a_call_launches_what_the_table_says(row, call):
     with (
         mock.patch.object(launch, "launch_kernel", count),
         mock.patch.object(top_p, "launch_kernel", count),
-        mock.patch.object(kept, "launch_kernel", lambda *_, **__: None),
+        mock.patch.object(support, "launch_kernel", lambda *_, **__: None),
         mock.patch.object(
             launch, "launches_for",
             lambda filters, B, n, **flags: seen(filters, B, groups or 10_000, **flags),

@@ -18,11 +18,11 @@ from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.truncated import gathered as _gathered_draw
 from fsbench.kernels.truncated import launch as launches
-from fsbench.kernels.truncated import rows as _row_kernels
+from fsbench.kernels.truncated import long_rows as _row_kernels
+from fsbench.kernels.truncated import race as race_kernels
 from fsbench.kernels.truncated.cutoff import NOTHING, WAYS, sums_of_row
-from fsbench.kernels.truncated.rows import ROW_AT_ONCE
+from fsbench.kernels.truncated.long_rows import ROW_AT_ONCE
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -55,7 +55,7 @@ def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
     reads = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
     more = mock.Mock(side_effect=AssertionError("more launches"))
     with (
-        mock.patch.object(_gathered_draw, "cut_of_row", reads),
+        mock.patch.object(race_kernels, "cut_of_row", reads),
         mock.patch.object(launches, "_launch_rows", more),
     ):
         check(**stored(logits), top_k=top_k, top_p=0.9)
@@ -135,7 +135,7 @@ def test_the_largest_tokens_may_be_neighbors():
     token = torch.arange(13)[:, None] * 128 + torch.arange(0, 8, 2)
     logits[0, token.flatten()] = (30.0 + torch.arange(13)).repeat_interleave(4)
     search = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
-    with mock.patch.object(_gathered_draw, "cut_of_row", search):
+    with mock.patch.object(race_kernels, "cut_of_row", search):
         check(**stored(logits), temperature=5.0, top_k=k)
 
 

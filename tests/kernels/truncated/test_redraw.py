@@ -13,7 +13,7 @@ from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.truncated import launch as launches
-from fsbench.kernels.truncated import narrow, redraw
+from fsbench.kernels.truncated import search as search_kernels
 from fsbench.kernels.truncated import top_p as alone
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -104,10 +104,10 @@ def test_the_last_program_goes_on_until_a_token_is_kept():
     B = 200
     call = {**stored(normal_logits(B, 300)), "seed": SEED}
     expected = truncated_sample(**call, top_p=0.8).tokens
-    left = mock.Mock(side_effect=redraw._first_kept)
+    left = mock.Mock(side_effect=alone._first_kept)
     with (
         mock.patch.object(launches, "TESTED_SEARCHES", 1),
-        mock.patch.object(redraw, "_first_kept", left),
+        mock.patch.object(alone, "_first_kept", left),
     ):
         drawn = truncated_sample(**call, top_p=torch.full((B,), 0.8)).tokens
     assert torch.equal(drawn, expected) and left.called
@@ -130,7 +130,7 @@ def test_rows_of_tensors_without_top_k_are_not_searched(B):
     call = {**stored(normal_logits(B, V)), "seed": SEED, "top_k": torch.zeros(B).int()}
     call |= {"min_p": torch.tensor([0.0, 1e-4, 0.0])[torch.arange(B) % 3]}
     search = mock.Mock(side_effect=AssertionError("a cutoff is searched for"))
-    with mock.patch.object(narrow, "_search", search):
+    with mock.patch.object(search_kernels, "_search", search):
         truncated_sample(**call, top_p=torch.full((B,), 0.9))
         for more in ({"top_p": 0.2}, {"top_p": 0.9, "return_kept": True}):
             with pytest.raises(Exception, match="a cutoff is searched for"):

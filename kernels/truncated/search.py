@@ -1,16 +1,16 @@
-"""Device code of truncated sampling: many programs narrow down what a row may draw.
+"""Device code: many programs search for a row's cutoff, one launch after another.
 
-Launched several times, for rows of two kinds. Of a row that is searched, counts or masses from each
-of 8 thresholds on are added up: between two of them is the cutoff, and the next launch has its
-thresholds between these two, until few tokens are left. The first time also the mass of the tokens
-before the draw from all: with top-p alone this decides whether it is kept, and then the row is
-done. A row that is TESTED has a test of its token, and in the next launch a race of the tokens
-before it (truncated.redraw).
+In a row that is searched, the programs add up the counts or masses from each of 8 thresholds on.
+The cutoff lies between two thresholds, and the next launch divides that interval, until few tokens
+remain. The first launch also adds up the mass of the tokens before the draw from the whole
+vocabulary. With top-p alone this sum decides whether the draw is kept; if so, the row is done. In a
+row that is TESTED, the launches alternate between a test of its token and a race of the tokens
+before that token (truncated.top_p).
 
-A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
-depends on how many they are. All programs of a launch are for the rows that need it. Sums over a
-block are stored, and the last program of a row to arrive adds them up in the order of the blocks,
-and decides.
+A row is divided into blocks of 2048 tokens, and the programs share the blocks; the result does not
+depend on the number of programs. All programs of a launch serve the rows that need the launch. The
+sums of a block are stored. The last program of a row to arrive adds them up in the order of the
+blocks, and decides.
 """
 
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.noise.keys import ordered, value_of
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key, is_kept
-from fsbench.kernels.truncated.plan import (
+from fsbench.kernels.truncated.row_plan import (
     ABOVE,
     ARRIVALS,
     BEST,
@@ -46,7 +46,7 @@ from fsbench.kernels.truncated.plan import (
     modes_of_rows,
     set_mode,
 )
-from fsbench.kernels.truncated.redraw import BLOCK, test_or_race
+from fsbench.kernels.truncated.top_p import BLOCK, test_or_race
 
 SLICE = tl.constexpr(128)
 """Tokens of a block that are in registers at once, with a sum for each threshold."""
@@ -73,7 +73,7 @@ def sampling_narrow_kernel(
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
-    launch,  # its number among those over rows (truncated.plan)
+    launch,  # its number among those over rows (truncated.row_plan)
     B,
     stride,
     blocks,
@@ -115,7 +115,7 @@ def test_planned(
     valid_ptr, row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
     SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
 ):  # fmt: skip
-    """test_or_race of a row with a plan. Pointers are the row's up to masses_ptr."""
+    """Call test_or_race for a row with a plan; pointers up to masses_ptr are those of the row."""
     seed, offset, number = noise_of_rows(
         seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
     )
@@ -130,7 +130,7 @@ def test_planned(
 @triton.jit
 def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, launch, share, programs,
             blocks, stride):  # fmt: skip
-    """A program's part of the sums from each threshold on, and what follows from all of them."""
+    """Add up a program's blocks from each threshold on; the last program narrows the interval."""
     section = tl.arange(0, SECTIONS)
     low = tl.load(plan_ptr + LOW).to(tl.int32)
     high = tl.load(plan_ptr + HIGH).to(tl.int32)
@@ -162,7 +162,7 @@ def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, launc
 
 @triton.jit
 def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks):
-    """The two thresholds with the cutoff between them are the new ends."""
+    """Make the two thresholds around the cutoff the new ends of the interval."""
     AT_ONCE: tl.constexpr = 64
     section = tl.arange(0, SECTIONS)
     sums = tl.zeros((AT_ONCE, SECTIONS), tl.float32)

@@ -1,30 +1,32 @@
-"""Device code: what the first look at a row leaves for the kernels that do it with many programs.
+"""Device code: the plan of a row, which sampling_look_kernel writes for the launches after it.
 
-A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
+A plan has PLAN int64 and NUMBERS fp32 in memory. The modes:
 
     DONE      the row has its token
     RACE      the cutoff is known
     BY_COUNT  the cutoff is where `wanted` tokens are reached, in [low, high)
     BY_MASS   where `wanted` mass is reached
-    GATHER    top-k, then top-p, among what is gathered from low on
-    TESTED    top-p, of what is kept from low on; by tests of tokens, without a cutoff (redraw)
+    GATHER    top-k, then top-p, among the tokens gathered from low on
+    TESTED    top-p among the tokens from low on, by tests of tokens, without a cutoff (top_p)
 
-BY_COUNT and BY_MASS have the flag FEW once the tokens in [low, high) are so few that there is room
-to gather them: then the search is over, and they are.
+BY_COUNT and BY_MASS get the flag FEW once the tokens in [low, high) fit into the room for gathered
+tokens. Then the search is over.
 
-Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept; of a
-row that is TESTED it is the one to be tested next.
+Until the mode is DONE, a row's token is the draw from the whole vocabulary, which is final if it is
+kept. In a row that is TESTED, it is the token to be tested next.
 
-The launches are numbered, and a row has a mode for each: `assigned` shares out the programs of a
-launch among the rows that it is for, however few these are, and for that all of them must see the
-same. So a launch decides about the modes of later ones.
+A row has a mode for each of the numbered launches. `assigned` divides the programs of a launch
+among the rows that need it. All programs must read the same modes, so a launch only writes the
+modes of later launches.
 """
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fsbench import reference
+from fsbench.kernels.configs.choice import has_tma
 from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.truncated.cutoff import first_key
 
@@ -65,13 +67,23 @@ TEMPERATURE = tl.constexpr(6)
 
 @triton.jit
 def mass_wanted(p):
-    """The part of the mass that top-p wants: fsbench.reference.REACHED of p."""
+    """Return the mass at which top-p stops: fsbench.reference.REACHED times p."""
     return p * REACHED
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """Return the options that let a launch begin before the last one ends, where a GPU can do so.
+
+    The kernel then waits on the device (let_follow).
+    """
+    if device.type == "cuda" and has_tma(device):  # GPUs that have one have the other
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 @triton.jit
 def let_follow():
-    """Let the next launch begin, which will wait; wait for all that the last one has written."""
+    """Let the next launch begin, and wait until the writes of the last launch are visible."""
     gdc_launch_dependents()
     gdc_wait()
 
@@ -85,14 +97,14 @@ def set_mode(plan_ptr, mode, launch):
 
 @triton.jit
 def modes_of_rows(plan_ptr, launch, B, ROWS: tl.constexpr):
-    """The modes of all rows for a launch, int64 [ROWS]; DONE beyond B."""
+    """Load the modes of all rows for a launch, int64 [ROWS]; DONE beyond B."""
     row = tl.arange(0, ROWS)
     return tl.load(plan_ptr + row * PLAN + MODE + launch, mask=row < B, other=DONE)
 
 
 @triton.jit
 def assigned(active):
-    """(this program's row, its number among the row's programs, how many these are: 0 if none).
+    """Return (this program's row, its index among the row's programs, their number or 0).
 
     active: int1 [ROWS], which rows the launch is for; there are at least as many programs.
     """
@@ -110,7 +122,7 @@ def assigned(active):
 def store_plan(
     plan_ptr, numbers_ptr, row, mode, low, high, k, drawn, top, start, sharpness, p, T
 ):  # fmt: skip
-    """Begin a row's plan; low and high are `ordered`."""
+    """Write a row's plan; low and high are `ordered`."""
     plan_ptr += row * PLAN
     numbers_ptr += row * NUMBERS
     set_mode(plan_ptr, mode, 0)
@@ -133,7 +145,7 @@ def store_plan(
 
 @triton.jit
 def last_to_arrive(plan_ptr, programs):
-    """Whether this program is the last of a row's; what the others stored is visible to it."""
+    """Return whether this program is a row's last to arrive, and so sees what the others stored."""
     tl.debug_barrier()
     last = tl.atomic_add(plan_ptr + ARRIVALS, 1) == programs - 1
     if last:

@@ -1,14 +1,15 @@
-"""Device code of truncated sampling: rows that need many programs, to the end.
+"""Device code: the cutoff and the race of rows that need many programs.
 
-As in truncated.narrow, which goes before, programs share a row's blocks of 2048 tokens, and the
-last of them to arrive decides:
+These launches follow those of truncated.search. Programs share a row's blocks of 2048 tokens, and
+the last program to arrive decides:
 
     sampling_cutoff_kernel
-        gathers the tokens that the search left, and finds the cutoff among them. Where these are
-        all that can be kept it draws, too, and the row is done. A row that is TESTED has a race
+        gathers the tokens of the interval that the search found, and finds the cutoff among them.
+        If the gathered tokens are all that can be kept, it also draws, and the row is done. A row
+        that is TESTED has a race
     sampling_race_kernel
-        the kept tokens race, unless the draw from all is one of them. A row that is TESTED has its
-        last test, after which one program goes on until a token is kept
+        the kept tokens race, unless the draw from the whole vocabulary is kept. A row that is
+        TESTED has its last test, after which one program continues until a token is kept
 """
 
 import triton
@@ -31,9 +32,8 @@ from fsbench.kernels.truncated.cutoff import (
     sums_of_row,
     unpacked,
 )
-from fsbench.kernels.truncated.gathered import draw_of_few
-from fsbench.kernels.truncated.narrow import test_planned
-from fsbench.kernels.truncated.plan import (
+from fsbench.kernels.truncated.race import RUN, draw_of_few, load_runs, race
+from fsbench.kernels.truncated.row_plan import (
     ABOVE,
     BEST,
     BY_MASS,
@@ -62,8 +62,8 @@ from fsbench.kernels.truncated.plan import (
     modes_of_rows,
     set_mode,
 )
-from fsbench.kernels.truncated.race import RUN, load_runs, race
-from fsbench.kernels.truncated.redraw import BLOCK
+from fsbench.kernels.truncated.search import test_planned
+from fsbench.kernels.truncated.top_p import BLOCK
 
 SOUGHT = tl.constexpr(4096)
 """Tokens that are looked through at once for those to gather."""
@@ -85,7 +85,7 @@ def sampling_cutoff_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     cuts_ptr,  # [B] int64, out: keys; or None
-    launch,  # its number among those over rows (truncated.plan)
+    launch,  # its number among those over rows (truncated.row_plan)
     B,
     stride,
     blocks,
@@ -124,7 +124,7 @@ def _gather_and_cut(
     cuts_ptr, row, mode, launch, share, programs, stride, SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
 ):  # fmt: skip
-    """A program's part of what is gathered of a row, and the cutoff or the draw from it."""
+    """Gather a program's part of a row; the last program finds the cutoff, or draws."""
     low = tl.load(plan_ptr + LOW).to(tl.int32)
     high = tl.load(plan_ptr + HIGH).to(tl.int32)
     _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride)
@@ -159,8 +159,8 @@ def _gather_and_cut(
 def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride):
     """Append the keys of a program's tokens in [low, high) to those of its row.
 
-    In which order does not matter: what is done with them is integer. It reads twice, to count and
-    to store, so that it need not wait for anything while it reads.
+    Their order does not matter, since all that follows is integer arithmetic. The tokens are read
+    twice, to count and to store, so that the reads do not wait for the atomic counter.
     """
     many = tl.zeros((SOUGHT,), tl.int32)
     for first in tl.range(share * SOUGHT, stride, programs * SOUGHT):
@@ -181,7 +181,7 @@ def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stri
 
 @triton.jit
 def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high, stride):
-    """The cutoff of a row, a key.
+    """Return the cutoff of a row, a key.
 
         n gathered         mode        top-p    the cutoff is where
         room for all       BY_MASS     yes      `wanted` mass is reached among the gathered
@@ -246,7 +246,7 @@ def sampling_race_kernel(
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
-    launch,  # its number among those over rows (truncated.plan)
+    launch,  # its number among those over rows (truncated.row_plan)
     B,
     stride,
     blocks,
@@ -281,7 +281,7 @@ def _race_of_kept(
     row, share, programs, B, stride, blocks, SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
 ):  # fmt: skip
-    """A program's part of the race from the cutoff on; the last one stores who won."""
+    """Race a program's blocks from the cutoff on; the last program stores the winner."""
     RUNS: tl.constexpr = BLOCK // RUN
     groups = stride // 128 * 4
     cut = tl.load(plan_ptr + CUT)

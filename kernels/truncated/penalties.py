@@ -1,4 +1,4 @@
-"""What a row has seen: the distinct tokens of its prompt and output, for penalties."""
+"""Penalties on the tokens that a row has seen, and the checks of filters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import check_integer
 
-_LARGEST = 2**31 - 1
+_LARGEST_ID = 2**31 - 1
 
 
 class TokenHistory:
@@ -29,8 +29,8 @@ class TokenHistory:
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
-        check_integer("rows", rows, 0, _LARGEST)
-        check_integer("capacity", capacity, 1, _LARGEST)
+        check_integer("rows", rows, 0, _LARGEST_ID)
+        check_integer("capacity", capacity, 1, _LARGEST_ID)
         device = _usable(device)
         self.tokens = torch.full((rows, capacity), -1, dtype=torch.int32, device=device)
         self.counts = torch.zeros_like(self.tokens)
@@ -84,7 +84,7 @@ class TokenHistory:
                 2^31 or more. On a GPU, whose values nobody waits for, such a row has `overflowed`.
         """
         self._check(tokens)
-        fits = tokens <= _LARGEST
+        fits = tokens <= _LARGEST_ID
         self.overflowed |= ~fits
         drawn = (tokens >= 0) & fits
         new = torch.where(drawn, tokens, -1).to(torch.int32)[:, None]
@@ -104,7 +104,7 @@ class TokenHistory:
         shapes = [tuple(self.lengths.shape)]
         kinds = [torch.int64, torch.int32]
         checked = check_tensor("tokens", given, kinds, shapes, self.tokens.device)
-        if checked.device.type == "cpu" and len(checked) and int(checked.max()) > _LARGEST:
+        if checked.device.type == "cpu" and len(checked) and int(checked.max()) > _LARGEST_ID:
             raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(checked.max())}")
 
     def dense(self, V: int) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def _ids(name: str, row: int, given: Sequence[int]) -> list[int]:
         raise InvalidType(
             f"{name}: expected integers in row {row}; got {', '.join(kinds)}"
         ) from None
-    for wrong in (token for token in ids if not 0 <= token <= _LARGEST):
+    for wrong in (token for token in ids if not 0 <= token <= _LARGEST_ID):
         raise InvalidArgument(
             f"{name}: expected token ids from 0 to 2^31 - 1 in row {row}; got {wrong}"
         )
@@ -167,3 +167,45 @@ class Penalties(NamedTuple):
     repetition: float | Tensor = 1.0
     presence: float | Tensor = 0.0
     frequency: float | Tensor = 0.0
+
+
+_LARGEST_FP32 = torch.finfo(torch.float32).max
+
+
+def check_fraction(name: str, value: object, B: int, device: torch.device) -> float | Tensor:
+    """A number that is finite in fp32, or fp32 [B]."""
+    if isinstance(value, torch.Tensor):
+        return check_tensor(name, value, [torch.float32], [(B,)], device)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"{name}: expected a number or a tensor; got {type(value).__name__}")
+    if not abs(value) <= _LARGEST_FP32:
+        raise InvalidArgument(f"{name}: expected a finite number; got {value}")
+    return float(value)
+
+
+def check_penalties(penalties: object, B: int, device: torch.device) -> None:
+    if not isinstance(penalties, Penalties):
+        raise InvalidType(f"penalties: expected Penalties; got {type(penalties).__name__}")
+    history = penalties.history
+    if not isinstance(history, TokenHistory):
+        raise InvalidType(
+            f"penalties.history: expected a TokenHistory; got {type(history).__name__}"
+        )
+    if len(history.tokens) != B or history.tokens.device != device:
+        raise InvalidArgument(
+            f"penalties.history: expected {B} rows on {device}; got {len(history.tokens)} on "
+            f"{history.tokens.device}"
+        )
+    for name in ("repetition", "presence", "frequency"):
+        value = check_fraction(f"penalties.{name}", getattr(penalties, name), B, device)
+        if name == "repetition" and isinstance(value, float) and value <= 0:
+            raise InvalidArgument(f"penalties.repetition: expected a number > 0; got {value}")
+
+
+def amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
+    """The penalties by name, numbers as float; off if there are none."""
+    if penalties is None:
+        return {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+    named = penalties._asdict()
+    del named["history"]
+    return {n: float(v) if isinstance(v, int | float) else v for n, v in named.items()}

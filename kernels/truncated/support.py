@@ -1,7 +1,7 @@
-"""What truncated_sample says of its draws beside the tokens: see TruncatedSample.
+"""Log-probabilities, ranks, counts and support of filtered draws (see TruncatedSample).
 
-The cutoff of each row is known then. Many programs sum up what is kept, a row's blocks among them;
-then one program for each row looks at what they left.
+These launches follow those that find the cutoffs. Many programs add up the kept tokens of each row,
+then one program per row sorts the support.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BLOCK = tl.constexpr(2048)
 """Tokens that a program reads at once."""
 
 PAIRS_AT_ONCE = tl.constexpr(4096)
-"""Pairs of kept tokens that are compared at once."""
+"""Pairs of kept tokens compared at once."""
 
 PROGRAMS = 1024
-"""Programs that sum up what is kept: about what fits on a large GPU at once."""
+"""Programs of a launch: about as many as fit on a large GPU at once."""
 
 WARPS = 4
 
@@ -118,46 +118,47 @@ def sampling_support_kernel(
         above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
     place = tl.arange(0, ROOM)
     _y, token = unpacked(keys)
-    # Those behind the last stay where they are.
+    # Places behind the last kept token stay as they are.
     place = tl.where(place < n, above, place)
     token = tl.where(place < n, token, -1)
     tl.store(support_ptr + row * limit + place, token.to(tl.int64), mask=place < limit)
 
 
-def launch_kept(
+def launch_fields(
     request: Request,
-    said_of: Request,
+    logprob_request: Request,
     stored: StoredLogits,
     masses: Tensor | None,
     cuts: Tensor | None,
     sample: TruncatedSample,
 ) -> None:
-    """Fill in the fields of `sample` that are there, beside tokens and valid.
+    """Fill the optional fields of `sample`, those except tokens and valid.
 
-    said_of: the request at the temperature of logprob and top_logprob.
-    masses: of the fused kernel's programs; without them logprob is of a sum made here.
-    cuts: int64 [B], the lowest key that is kept; there if kept, kept_logprob or support is.
+    Args:
+        logprob_request: the request at the temperature of logprob and top_logprob.
+        masses: sums of the fused kernel's programs. Without them this launches its own.
+        cuts: int64 [B], the lowest key that is kept; needed for kept, kept_logprob and support.
     """
     drawn = Sample(sample.tokens, sample.valid)
     names = ("logprob", "rank", "top_tokens", "top_logprob")
-    asked = {name: getattr(sample, name) for name in names}
+    fields = {name: getattr(sample, name) for name in names}
     if masses is None and (sample.logprob is not None or sample.top_logprob is not None):
-        masses = _sum_up(said_of, stored, None, TruncatedSample(*drawn[:2]))
-    if any(out is not None for out in asked.values()):
-        launch_ranks(said_of, stored, masses, drawn._replace(**asked))
+        masses = _launch_sums(logprob_request, stored, None, TruncatedSample(*drawn[:2]))
+    if any(out is not None for out in fields.values()):
+        launch_ranks(logprob_request, stored, masses, drawn._replace(**fields))
     if cuts is not None:
-        masses = _sum_up(request, stored, cuts, sample)
+        masses = _launch_sums(request, stored, cuts, sample)
     if sample.kept_logprob is not None:
         out = drawn._replace(logprob=sample.kept_logprob)
         launch_ranks(request, stored, masses, out)
 
 
-def _sum_up(
+def _launch_sums(
     request: Request, stored: StoredLogits, cuts: Tensor | None, sample: TruncatedSample
 ) -> Tensor | None:
-    """Masses of what is kept, of all tokens without cuts; fill in sample.kept and sample.support.
+    """Return the masses of kept tokens (of all without cuts); fill sample.kept and sample.support.
 
-    None where nothing is to be known but these two.
+    Returns None if these two fields are all that is needed.
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
     programs = max(1, min(triton.cdiv(stride, BLOCK.value), PROGRAMS // B))

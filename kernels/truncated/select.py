@@ -1,16 +1,17 @@
-"""Device code of truncated sampling: the first look at a row whose logits are stored.
+"""Device code: select the groups of a row that can hold kept tokens, and draw if they are few.
 
-The fused kernel has drawn a token from all of the row's and left the logits, with the largest of
-each group of 32. If the filters keep that token it is a draw from what they keep; if not, the kept
-tokens race (rejection, but the second attempt cannot fail). `sampling_look_kernel`, one program per
-row, finds out with the maxima which groups can hold a token that is kept:
+The fused kernel has drawn a token from the whole vocabulary and stored the logits and the largest
+logit of each group of 32. If the filters keep that token, it is a draw from the kept tokens. If
+not, the kept tokens race (rejection sampling whose second attempt cannot fail).
+`sampling_look_kernel`, one program per row, uses the maxima to find the groups that can hold a kept
+token:
 
     top-k   the kth largest of all maxima is at most the kth largest logit
     min-p   the threshold is known from the largest logit alone
 
-If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
-leaves a plan, and the kernels of truncated.narrow and truncated.rows do the row with many programs.
-A row of top-p alone is not looked at: its plan is to test the draw (truncated.redraw).
+If these groups are few, the program gathers their tokens and draws from them, and the row is done.
+If not, it writes a plan, and the kernels of truncated.search and truncated.long_rows finish the row
+with many programs. A row with top-p alone is planned at once: its draw is tested (truncated.top_p).
 """
 
 import triton
@@ -24,8 +25,8 @@ from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import group_of_token, token_of_member
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, value_of
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key
-from fsbench.kernels.truncated.gathered import draw_of_gathered
-from fsbench.kernels.truncated.plan import (
+from fsbench.kernels.truncated.race import draw_of_gathered
+from fsbench.kernels.truncated.row_plan import (
     BY_COUNT,
     BY_MASS,
     DONE,
@@ -38,19 +39,19 @@ from fsbench.kernels.truncated.plan import (
     set_mode,
     store_plan,
 )
-from fsbench.kernels.truncated.redraw import LEAST_OF_ROWS
+from fsbench.kernels.truncated.top_p import LEAST_OF_ROWS
 
 GROUP = tl.constexpr(32)
-"""Tokens of which the largest logit is known: a group of the group noise."""
+"""Tokens whose largest logit is stored: a group of the group noise."""
 
 GATHERED_K = tl.constexpr(2048)
-"""Up to this k what reaches the kth largest maximum is gathered at once."""
+"""Up to this k all tokens that reach the kth largest maximum are gathered at once."""
 
 HEADER = tl.constexpr(32)
-"""Numbers before the groups that are found: two, and the rest of their line of 128 bytes."""
+"""Numbers in front of the groups: two counters, and the rest of their line of 128 bytes."""
 
 SAMPLES = tl.constexpr(64)
-"""Stretches of 32 tokens whose smallest logit says how far down the first search should look."""
+"""Runs of 32 tokens whose smallest logit is where the first search begins."""
 
 
 @triton.jit(do_not_specialize=["top_k", "V", "capacity"])
@@ -59,7 +60,7 @@ def sampling_look_kernel(
     largest_ptr,  # [stride // 128, B, 4] fp32; likewise
     found_ptr,  # [B, HEADER + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
-    plan_ptr,  # [B, PLAN] int64, out (truncated.plan); or None: every row is done here
+    plan_ptr,  # [B, PLAN] int64, out (truncated.row_plan); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
@@ -140,7 +141,7 @@ def sampling_look_kernel(
                 plan_ptr, numbers_ptr, row, TESTED, low, low, k, drawn, 0.0, 0.0, sharpness, p, T
             )
             return
-    if history_ptr is None:  # penalties change the law after the draw
+    if history_ptr is None:  # penalties change the distribution after the draw
         token = tl.load(tokens_ptr + row).to(tl.int32)
         y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
         drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
@@ -189,7 +190,7 @@ def sampling_look_kernel(
 
 @triton.jit
 def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.constexpr):
-    """`ordered`: groups whose largest logit is below it hold nothing that is kept.
+    """Return the bound, `ordered`, below which a group's largest logit means that none is kept.
 
     order: `ordered` of the groups' largest logits, int32 [GROUPS].
     """
@@ -211,7 +212,7 @@ def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.
 @triton.jit
 def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, tested, drawn,
                 top, sharpness, T, groups, V, stride):  # fmt: skip
-    """The plan of a row with too many groups for this program: see truncated.plan."""
+    """Write the plan of a row with too many groups for this program (truncated.row_plan)."""
     mode = tl.where(by_p, BY_MASS, RACE)
     few = (k < groups) & (k <= GATHERED_K)
     mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), tl.where(tested, TESTED, mode))
@@ -228,10 +229,10 @@ def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p,
 
 @triton.jit
 def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
-    """Put the keys from `low` on of the groups that reach it at keys_ptr; how many there are.
+    """Store the keys from `low` on, of the groups that reach it, at keys_ptr; return their number.
 
-    If there are more than CHUNK groups, which is more than there is room for: GATHERED + 1. The
-    order is none: what is done with the keys is integer.
+    Returns GATHERED + 1 if more than CHUNK groups reach `low`. The keys have no defined order; all
+    that follows is integer arithmetic.
     """
     GROUPS: tl.constexpr = order.shape[0]
     AT_ONCE: tl.constexpr = min(CHUNK, 128)
@@ -257,7 +258,7 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
 
 @triton.jit
 def _smallest_of_sample(logits_ptr, top, stride):
-    """The smallest finite logit of some stretches of the row, at most `top`."""
+    """Return the smallest finite logit of SAMPLES runs of the row, at most `top`."""
     first = tl.arange(0, SAMPLES).to(tl.int64) * (stride // 32) // SAMPLES * 32
     token = first[:, None] + tl.arange(0, 32)[None, :]
     y = tl.load(logits_ptr + token)
