@@ -35,9 +35,12 @@ def request_counters(B: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Consecutive seeds and their negatives, a seed and all that differ from it in one bit, an offset
     and all that differ in one bit, 0, -1 and the ends of int64, and numbers without a pattern.
+
+    Steps are added to the offsets. The bits of the offsets therefore begin above the number of
+    steps: otherwise two requests would reach the same offset, and with it the same noise.
     """
     bits = [(SEED, 0), *((SEED ^ (1 << bit), 0) for bit in range(64))]
-    offsets = [(SEED, 1 << bit) for bit in range(30)]
+    offsets = [(SEED, 1 << bit) for bit in range(10, 31)]
     special = [(0, 0), (-1, 0), (-(2**63), 0), (2**63 - 1, 0)]
     near = [(5000 + number, 0) for number in range(B)]
     negative = [(-5000 - number, 0) for number in range(B)]

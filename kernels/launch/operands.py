@@ -15,10 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on, multiprocessors
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.launch.request import Request
-from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
+from fsbench.kernels.launch.request import SMALLEST, Request
 
-SMALLEST: float = SMALLEST_TEMPERATURE.value
 WORDS_AT_ONCE = 128
 """Words of a packed mask that a program writes."""
 

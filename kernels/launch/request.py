@@ -22,6 +22,9 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
 
+SMALLEST = 2.0**-120
+"""Temperatures below are greedy: noise.contract.SMALLEST_TEMPERATURE, for code without Triton."""
+
 _CONVERTED_NUMBERS = 2**20
 """Numbers of a weight that are converted to fp32 at once: 4 MiB."""
 

@@ -13,8 +13,10 @@ from planted_samplers import stepped as provider
 from fsbench import reference
 from fsbench.errors import InvalidArgument, VerificationFailed
 from fsbench.verify import battery, noise, verify
+from fsbench.verify.call import request_counters
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import Draws, hash_of, scalar
+from fsbench.verify.effort import EFFORTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -221,3 +223,15 @@ def test_every_check_that_runs_is_named_in_the_list():
     assert {name.split(" ")[0] if name.startswith("tail") else name for name in names} <= set(
         battery.CHECKS
     )
+
+
+def test_no_two_requests_of_the_full_call_share_their_noise():
+    """A request at a step has the noise of (seed, offset + step): equal pairs are no new draws."""
+    steps = max(effort.call_steps for effort in EFFORTS.values())
+    seed, offset, _ = request_counters(301)
+    pairs = {
+        (s, o + step)
+        for s, o in zip(seed.tolist(), offset.tolist(), strict=True)
+        for step in range(steps)
+    }
+    assert len(pairs) == 301 * steps

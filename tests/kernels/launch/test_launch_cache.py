@@ -16,6 +16,7 @@ import triton
 from flash_sample_cases import TILES, counter, normal_logits, packed, problem
 from torch import Tensor
 
+from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import (
     Sample,
@@ -29,7 +30,8 @@ from fsbench.kernels import (
 from fsbench.kernels.fused.launch import FusedLaunch
 from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.launch.launch_cache import Launch, launch_kernel, launch_key
-from fsbench.kernels.launch.request import checked_request
+from fsbench.kernels.launch.request import SMALLEST, checked_request
+from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 
 pytestmark = pytest.mark.usefixtures("one_thread", "empty_cache")
 B, V, D = 3, 140, 32
@@ -41,6 +43,10 @@ def empty_cache(monkeypatch) -> dict:
     found: dict = {}
     monkeypatch.setattr(launch_cache, "LAUNCHES", found)
     return found
+
+
+def test_greedy_temperatures_are_those_of_the_kernels_and_of_the_reference():
+    assert SMALLEST == SMALLEST_TEMPERATURE.value == reference.logits.SMALLEST_TEMPERATURE
 
 
 class Kernel:
