@@ -100,7 +100,8 @@ def test_what_is_reported(tmp_path):
     assert list(frame.index) == ["flash_sample", "ngram-3", "early-exit-3"]
     assert (frame.runs == 2).all() and (frame.tokens_per_s > 0).all()
     drafted = frame.loc[["ngram-3", "early-exit-3"]]
-    assert (drafted.same_pct == 100).all() and drafted.reduction_pct.notna().all()
+    assert (drafted.same_pct == 100).all()
+    assert drafted.reduction_pct.isna().all()  # on a CPU the reference draws: no gain is reported
     assert drafted.accepted.between(0, 3).all() and (drafted.draft_us > 0).all()
     assert drafted.draft_draw_pct["ngram-3"] == 0 < drafted.draft_draw_pct["early-exit-3"]
     assert frame.loc["flash_sample"].isna().accepted

@@ -132,7 +132,7 @@ def test_tables(folder):
         "## qwen3-8b in vllm, 1 x NVIDIA H200",
         "ABSENT: unavailable, package absent is not installed.",
         "| B | BASE | OURS |",
-        r"| 4 | 4.000 \[3.900, 4.100] | 3.800 \[3.744, 3.854] |",
+        "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
         "| B | OURS | sampling in no time | the paper's fork, B200 |",
         "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
         "| 4 | BASE | 4000 | 600 | 450 | 3300 | 3900 |  | 100 | 4.100 / 4.100 |",
