@@ -27,12 +27,15 @@ NO_ADDRESS = (
     "hidden, weight: expected tensors with memory of their own; got one without, as inside "
     "torch.vmap: give all rows as one hidden [B, D]"
 )
-TILES_WITH_SUMS = HopperConfig(2, 128, 64, 7, False)
-"""Tiles of calls with log-probabilities at 129 to 256 rows on an H100.
+TILES_WITH_SUMS = {
+    160: HopperConfig(2, 128, 64, 7, False),
+    192: HopperConfig(2, 256, 64, 4, True),
+}
+"""Tiles of calls with log-probabilities at 129 to 192 rows on an H100, by the most rows of each.
 
-With the sums in the epilogue, three warpgroups are slower at 129 to 192 rows, and tiles of 256
-tokens at 193 to 256 (results/h100/logprob-tiles-20261125: D = 2560 and 4096). An H200, which has
-fewer operations per byte, was not measured."""
+With the sums in the epilogue, three warpgroups are slower there. Measured for D = 2560 and 4096 at
+129, 136, 160 and 192 rows (results/h100/logprob-tiles-20261125). An H200, which has fewer
+operations per byte, was not measured."""
 _USUAL_ROWS = 64  # of portable_rows
 _FEW_ROWS = 32  # of weights of one byte, with which the portable kernel is faster
 
@@ -129,14 +132,9 @@ def hopper_row(
     row = _row("hopper", B, D, device)
     if narrow and B <= 3 * ROWS:
         return row._replace(config=row.config.narrowed())
-    if (
-        sums
-        and not narrow
-        and 2 * ROWS < B <= 4 * ROWS
-        and D <= 6144
-        and portable_rows(device) > ROWS
-    ):
-        return row._replace(config=TILES_WITH_SUMS)
+    if sums and not narrow and D <= 6144 and portable_rows(device) > ROWS and B > 2 * ROWS:
+        tiles = next((TILES_WITH_SUMS[most] for most in TILES_WITH_SUMS if most >= B), row.config)
+        row = row._replace(config=tiles)
     if narrow or hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)

@@ -136,30 +136,32 @@ def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(h200, B, e
 
 
 @pytest.mark.parametrize(
-    ("B", "D", "narrow", "is_other"),
+    ("B", "D", "narrow", "most"),
     [
-        (129, 4096, False, True),
-        (192, 4096, False, True),
-        (256, 2560, False, True),
-        (128, 4096, False, False),  # not slower there
-        (257, 4096, False, False),
-        (160, 8192, False, False),  # not measured
-        (160, 4096, True, False),
+        (129, 4096, False, 160),
+        (160, 2560, False, 160),
+        (161, 4096, False, 192),
+        (192, 2560, False, 192),
+        (128, 4096, False, None),  # not slower there
+        (193, 4096, False, None),
+        (257, 4096, False, None),
+        (160, 8192, False, None),  # not measured
+        (160, 4096, True, None),
     ],
 )
 def test_log_probabilities_have_tiles_of_their_own_where_they_were_measured(
-    h100, monkeypatch, B, D, narrow, is_other
+    h100, monkeypatch, B, D, narrow, most
 ):
     monkeypatch.setattr(_choice, "portable_rows", lambda device: 128)
     plain = _choice.hopper_config(B, D, 151_936, h100, narrow)
     with_sums = _choice.hopper_config(B, D, 151_936, h100, narrow, True)
-    assert with_sums == (_choice.TILES_WITH_SUMS if is_other else plain)
-    assert (with_sums != plain) == is_other
+    assert with_sums == (_choice.TILES_WITH_SUMS[most] if most else plain)
+    assert (with_sums != plain) == (most is not None)
 
 
 def test_log_probabilities_have_the_tiles_of_plain_calls_on_an_h200(h200, monkeypatch):
     monkeypatch.setattr(_choice, "portable_rows", lambda device: 64)
-    for B in (129, 192, 256):
+    for B in (129, 192):
         sums = _choice.hopper_config(B, 4096, 151_936, h200, False, True)
         assert sums == _choice.hopper_config(B, 4096, 151_936, h200)
 
