@@ -51,6 +51,9 @@ class Case:
     requests: str = PLAIN
     drafts: int = 0
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "b")
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -78,6 +81,9 @@ class Decoded:
         _require_positive(self, "tpot_us", "output_tokens")
         if not self.step_us or len(self.step_tokens or self.step_us) != len(self.step_us):
             raise ValueError("step_us: expected one or more times, with step_tokens as many tokens")
+        tokens = self.step_tokens or [1]
+        if min(tokens) < 0 or not any(tokens):
+            raise ValueError("step_tokens: expected numbers of tokens, not all of them 0")
 
 
 @dataclass(frozen=True)
