@@ -99,6 +99,12 @@ def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
     return found
 
 
+def forget_workspaces() -> None:
+    """Drop all workspaces. No launch may be in flight, and no captured graph may be replayed."""
+    for cache in (_by_stream, _stock, _held):
+        cache.clear()
+
+
 def held_bytes(device: torch.device) -> int:
     """Device memory of all workspaces on a device, those set aside for captures included."""
     return _held.get(device, 0)

@@ -32,6 +32,8 @@ from triton.runtime.jit import JITFunction
 
 from fsbench.errors import DeviceUnavailable, InvalidArgument, one_line
 from fsbench.kernels.fused import api
+from fsbench.kernels.launch.launch_cache import LAUNCHES
+from fsbench.kernels.launch.workspace import forget_workspaces
 from fsbench.kernels.truncated.api import truncated_sample
 
 _CLOCKS = ("clock_rate", "memory_clock_rate", "memory_bus_width")
@@ -274,6 +276,9 @@ def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
     Nothing is compiled, and an operator runs its own code. Triton's driver stays the chip's.
     """
     triton.runtime.driver.set_active(_Driver(chip))
+    # Tensors of an earlier FakeTensorMode cannot be used in this one.
+    forget_workspaces()
+    LAUNCHES.clear()
     launches: list[Launch] = []
     compile_, run = JITFunction._do_compile, JITFunction.run
 

@@ -310,10 +310,12 @@ from fsbench.kernels.warming import offline
 spec, chip = EngineSpec(*json.loads(sys.argv[1])), offline.CHIPS[sys.argv[2]]
 offline.use_cpu_guard()
 missed = {}
-for call in engine_calls(spec)[: int(sys.argv[3])]:
+for index in range(min(int(sys.argv[3]), len(engine_calls(spec)))):
     found = []
-    for sizes in (draw_kinds.SIZES, range(1, spec.max_rows + 1)):
+    every = [B for B in range(1, spec.max_rows + 1) if B <= 40 or B % 16 in (0, 1)]
+    for sizes in (draw_kinds.SIZES, every):
         draw_kinds.SIZES = sizes
+        call = engine_calls(spec)[index]  # fake tensors of one mode only
         with offline.without_gpu(chip) as launches:
             call()
             found.append({(each.kernel.__name__, each.key) for each in launches})
@@ -329,12 +331,10 @@ print(json.dumps(missed))
     [
         ("h200", "flash_sample", 1024, 151936, 66, 2),
         *(
-            pytest.param(chip, name, width, vocab, 1024, 99, marks=pytest.mark.full)
-            for chip in ("h200", "h100", "b200", "a100")
-            for name, width, vocab in (
-                ("flash_sample", 4096, 151936),
-                ("flash_sample", 8192, 128256),
-                ("screened", 4096, 151936),
+            pytest.param(*case, 1024, 99, marks=pytest.mark.full)
+            for case in (
+                ("h100", "flash_sample", 4096, 151936),
+                ("h200", "screened", 4096, 151936),
             )
         ),
     ],
