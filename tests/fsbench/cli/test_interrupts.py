@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from plug_in import plug_in
@@ -16,9 +18,15 @@ from fsbench.measure import server
 
 
 @pytest.fixture
-def start(tmp_path):
+def short_tmp():
+    """A temporary folder for TMPDIR. The name of tmp_path is too long for a socket's address."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path, short_tmp):
     """Start `fsbench run` on a sampler that sleeps, with a new TMPDIR."""
-    (tmp_path / "tmp").mkdir()
     (tmp_path / "slow.py").write_text(plug_in("slow", launch="time.sleep(0.2)"))
 
     def run(*options):
@@ -26,7 +34,7 @@ def start(tmp_path):
         return subprocess.Popen(
             [*command, "--provider", "slow", "--out", "x", *options],
             cwd=tmp_path,
-            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+            env={**os.environ, "TMPDIR": str(short_tmp)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,7 +66,7 @@ def test_a_signal_during_imports_is_one_line(start, tmp_path, stopped, library):
     _wait_for_imports(process, library)
     process.send_signal(stopped)
     out, err = process.communicate()
-    assert process.returncode == 128 + stopped and "Traceback" not in err
+    assert process.returncode == 128 + stopped and "Traceback" not in err, err
     if library == "_json":  # a busy machine may go on from torch's import before it is stopped
         assert out == "" and not (tmp_path / "x").exists()
         assert err.splitlines()[-1] == f"stopped by {stopped.name}"
@@ -67,26 +75,27 @@ def test_a_signal_during_imports_is_one_line(start, tmp_path, stopped, library):
 @pytest.mark.parametrize(
     "stopped", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
 )
-def test_a_signal_while_cells_are_timed_says_how_to_go_on(start, tmp_path, stopped):
+def test_a_signal_while_cells_are_timed_says_how_to_go_on(start, tmp_path, short_tmp, stopped):
     process = start("--iters", "50")
     while not (tmp_path / "x" / "running.json").exists():
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(stopped)
     _, err = process.communicate()
     assert process.returncode == 128 + stopped
     assert "stopped; to continue: fsbench run --resume x" in err and "Traceback" not in err
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(short_tmp.iterdir()) == []
 
 
-def test_folders_of_killed_runs_are_removed_by_the_next(tmp_path):
+def test_folders_of_killed_runs_are_removed_by_the_next(short_tmp):
     dead = subprocess.Popen(["true"])
     dead.wait()
     owners = {"pymp-dead": str(dead.pid), "pymp-alive": f"{os.getpid()}", "pymp-odd": "x"}
     for name, owner in owners.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / server.OWNER).write_text(owner)
-    (tmp_path / "pymp-other").mkdir()  # of a program that is not fsbench
+        (short_tmp / name).mkdir()
+        (short_tmp / name / server.OWNER).write_text(owner)
+    (short_tmp / "pymp-other").mkdir()  # of a program that is not fsbench
     code = "from fsbench.measure import server; server.start()"
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "TMPDIR": str(short_tmp)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"pymp-alive", "pymp-odd", "pymp-other"}
+    assert {path.name for path in short_tmp.iterdir()} == {"pymp-alive", "pymp-odd", "pymp-other"}
