@@ -224,14 +224,14 @@ def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
     """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
-    from fsbench.cli.result_frames import by_time, read_results, shipped
+    from fsbench.cli.result_frames import by_time, read_results
     from fsbench.records.iomodel import gpu_slug
-    from fsbench.records.store import folders_below
+    from fsbench.records.store import folders_below, shipped_results
     from fsbench.report.tables import configurations
 
     slug = gpu_slug(gpu)
     if paths is None:
-        paths = [path for path in (Path("results"), shipped()) if folders_below(path)]
+        paths = [path for path in (Path("results"), shipped_results()) if folders_below(path)]
     frame = read_results(by_time(paths))
     found = [(each, each.rows.iloc[0]) for each in configurations(frame)]
     alike = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")

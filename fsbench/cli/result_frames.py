@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-import fsbench
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
@@ -17,11 +16,6 @@ from fsbench.report.tables import normalized
 def run_folders(paths: list[Path]) -> list[Path]:
     """The results folders at and below these paths, each once, in the order given."""
     return list(dict.fromkeys(folder.resolve() for folder in results_folders(paths)))
-
-
-def shipped() -> Path:
-    """The records that come with fsbench: in a checkout, those of its results folder."""
-    return Path(fsbench.__file__).parent / "results"
 
 
 def by_time(paths: list[Path]) -> list[Path]:

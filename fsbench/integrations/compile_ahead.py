@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -49,7 +50,7 @@ _POLL_S = 0.5
 
 
 class EngineSpec(NamedTuple):
-    """What decides the kernels of an engine.
+    """Everything that decides the kernels of an engine.
 
     sampler: flash_sample or screened. V: tokens of the vocabulary. rows: of the LM head, padding
     included. dtype: bf16 or fp16. max_rows: the largest batch. raw: as `served_kinds` takes it.
@@ -163,7 +164,7 @@ class CompileAhead:
         return not self._ended
 
     def stop(self) -> None:
-        """End the processes."""
+        """Kill the processes, with the compilers that they started."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -173,8 +174,8 @@ class CompileAhead:
         """Read a line for each kind that is compiled, until the processes end."""
         output, errors = self._process.stdout, self._process.stderr
         assert output is not None and errors is not None
-        said: list[str] = []
-        reader = threading.Thread(target=lambda: said.extend(errors), daemon=True)
+        messages: list[str] = []
+        reader = threading.Thread(target=lambda: messages.extend(errors), daemon=True)
         reader.start()
         kinds = self.spec.kinds()
         for line in output:
@@ -185,8 +186,7 @@ class CompileAhead:
         reader.join()
         with self._changed:
             if code:
-                last = one_line(said[-1]) if said else f"exit code {code}"
-                self.failure = last or f"exit code {code}"
+                self.failure = one_line("".join(messages[-1:])) or f"exit code {code}"
             self._ended = True
             self._changed.notify_all()
 
@@ -245,13 +245,12 @@ def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
 def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
     """Compile an engine's kernels; write the number of each kind whose kernels are all compiled."""
     calls, finished = engine_calls(spec), 0
-    for each in compiled(chip, calls, processes, "fork"):
-        # Kernels come in the order of the calls that need them first.
-        for number in range(finished, each.call):
+    # Kernels come in the order of the calls that need them first: all earlier calls are finished.
+    begun = (each.call for each in compiled(chip, calls, processes, "fork"))
+    for call in chain(begun, [len(calls)]):
+        for number in range(finished, call):
             print(number, file=output, flush=True)
-        finished = max(finished, each.call)
-    for number in range(finished, len(calls)):
-        print(number, file=output, flush=True)
+        finished = max(finished, call)
 
 
 def _end_with(parent: int) -> None:

@@ -19,7 +19,7 @@ _TOP_K = 20  # of rows with filters; the kernels depend on it by Draw.screens al
 
 
 class DrawKind(NamedTuple):
-    """What decides the kernels of a draw besides the number of rows. Fields are those of Rows."""
+    """Everything but the number of rows that decides the kernels of a draw; fields as in Rows."""
 
     filters: bool = False
     asked: LogprobRequest | None = None

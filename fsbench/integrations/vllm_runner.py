@@ -159,8 +159,8 @@ class Plugged:
     def warm_up(self, runner: Any, hidden: Tensor) -> None:
         """Load the kernels of all draws, and capture graphs, for up to the rows of hidden [*, D].
 
-        What the processes have not compiled yet is left to vLLM until they have; what they will not
-        compile any more is compiled here.
+        Kinds that the processes have not compiled yet are left to vLLM until they have. Kinds that
+        they will not compile any more are compiled here.
         """
         draw = self.sampling.draw
         if draw is None or self._graphs is not None:
@@ -250,7 +250,7 @@ class Plugged:
             self._ahead.stop()
 
     def sample(self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Any) -> Any:
-        """See BatchSampler.sample."""
+        """Sample as BatchSampler does; look the head up again before if weights were loaded."""
         if self._stale:
             self._stale = False
             if self._found is None or self._found.moved(runner):

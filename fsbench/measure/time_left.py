@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fsbench.errors import ResultsError
 from fsbench.records.cell import Cell
-from fsbench.records.store import read_environment
+from fsbench.records.store import read_environment, shipped_results
 
 LATER_CALL_S = 1.0
 """Seconds of a sampler's first call that its next problem may take again, to compile a variant."""
@@ -116,21 +116,26 @@ def seconds_of_records(machine: str, device: str, preset: str, cells: int) -> fl
         machine: name of the GPU, or on a CPU of the CPU.
         cells: how many the run has; a record of another number is scaled.
     """
-    shipped = Path(__file__).parents[1] / "results"
     latest = ("", 0.0)
-    for path in {*Path("results").glob("*/*/env.json"), *shipped.glob("*/*/env.json")}:
+    records = {
+        path.resolve().parent
+        for results in (Path("results"), shipped_results())
+        for path in results.glob("*/*/env.json")
+    }
+    for folder in records:
         try:
-            facts = read_environment(path.parent)
-            rows = (path.parent / "results.csv").read_bytes().count(b"\n") - 1
+            facts = read_environment(folder)
+            if (
+                facts.get("gpu" if device == "cuda" else "cpu") != machine
+                or facts.get("device") != device
+                or facts.get("options", {}).get("preset") != preset
+            ):
+                continue
+            rows = (folder / "results.csv").read_bytes().count(b"\n") - 1
         except (ResultsError, OSError):
             continue
         times = [each.get("phases", {}) for each in facts.get("times", [])]
-        is_alike = (
-            facts.get("gpu" if device == "cuda" else "cpu") == machine
-            and facts.get("device") == device
-            and facts.get("options", {}).get("preset") == preset
-        )
-        if is_alike and times and rows > 0:
+        if times and rows > 0:
             seconds = sum(value for phases in times for value in phases.values())
             latest = max(latest, (facts.get("utc") or "", seconds * cells / rows))
     return latest[1] or None

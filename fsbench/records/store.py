@@ -323,6 +323,11 @@ def _require_file(path: Path) -> None:
             raise ResultsError(f"{path.parent} is not a results folder: it has no {path.name}")
 
 
+def shipped_results() -> Path:
+    """Return the folder of the records that come with fsbench; in a checkout it is results/."""
+    return Path(__file__).parents[1] / "results"
+
+
 def results_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the results folders at or below each path; raise ResultsError without any."""
     folders: list[Path] = []

@@ -12,9 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsbench.errors import ExitCode
 from fsbench.records.sheet import escaped
 
-EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
+EXIT_CODES = {
+    "clean": ExitCode.OK,
+    "declared": ExitCode.OK,
+    "bias": ExitCode.CHECK_FAILED,
+    "defect": ExitCode.DEFECT,
+}
 """Exit code of each severity, from the mildest to the worst."""
 
 HEADINGS = ("sampler", "package", "on", "claims", "found", "by", "how much", "shown by")

@@ -62,7 +62,7 @@ def launch(
 
 
 class FusedLaunch:
-    """What calls of one launch key share: the kernel with its constant arguments, and its memory.
+    """Everything that calls of one launch key share: kernel, constant arguments and memory.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
     """
@@ -88,9 +88,15 @@ class FusedLaunch:
         # Ranks of drawn tokens, and the largest logits, are found in stored logits.
         self.ranks = out.top_tokens is not None or (out.rank is not None and not self.scores)
         stride = stride_for(self.V) if self.ranks else stride
-        self.sums = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
+        self.needs_masses = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
         config = choose(
-            hidden, weight, request.noise, kernel, config, changes_logits(request), self.sums
+            hidden,
+            weight,
+            request.noise,
+            kernel,
+            config,
+            changes_logits(request),
+            self.needs_masses,
         )
         tokens = self.V if shard is None else shard.num_tokens
         ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
@@ -190,7 +196,7 @@ class FusedLaunch:
         if out.logprob is not None:
             shape = (programs, self.B, min(self.samples, SAMPLES_AT_ONCE))
             winners = torch.empty(*shape, dtype=torch.float32, device=device)
-        if self.sums:
+        if self.needs_masses:
             numbers = 3 if out.entropy is None else 5
             masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
         shard = None if request.merge_later else request.shard

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch, QuantizedWeight, Shard
+from fsbench.provider import Capabilities, Launch, Provider, QuantizedWeight, Shard
 
 if TYPE_CHECKING:
     import torch
@@ -216,3 +217,28 @@ def decode(keys: Tensor) -> Tensor:
     from fsbench.kernels.shard.merge_keys import merge_keys
 
     return merge_keys(keys[None])
+
+
+def variant(
+    provider: Provider,
+    name: str,
+    label: str,
+    build: Callable[[Problem, Any], Launch],
+    supports: Callable[[Problem], str | None],
+) -> Provider:
+    """Return a sampler like `provider` with another build, for a file of cases.
+
+    It is in no preset, has no public call, and runs on one GPU.
+    """
+    return replace(
+        provider,
+        name=name,
+        label=label,
+        build=build,
+        supports=supports,
+        build_sharded=None,
+        presets=(),
+        call="",
+        tuning=None,
+        matmul_form=None,
+    )

@@ -214,7 +214,6 @@ def _by_pool(pool: ProcessPoolExecutor, num_calls: int, ahead: int) -> Iterator[
 def _become_worker(chip: Chip, calls: Sequence[Callable[[], object]]) -> None:
     global _calls
     use_cpu_guard()
-    triton.runtime.driver.set_active(_Driver(chip))
     _calls = [partial(_recorded, chip, call) for call in calls]
 
 
@@ -276,9 +275,8 @@ def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
     Nothing is compiled, and an operator runs its own code. Triton's driver stays the chip's.
     """
     triton.runtime.driver.set_active(_Driver(chip))
-    # Tensors of an earlier FakeTensorMode cannot be used in this one.
-    forget_workspaces()
-    LAUNCHES.clear()
+    forget_workspaces()  # tensors of an earlier FakeTensorMode cannot be used in this one
+    LAUNCHES.clear()  # a cached launch would go past Triton, and not be noted
     launches: list[Launch] = []
     compile_, run = JITFunction._do_compile, JITFunction.run
 

@@ -9,13 +9,12 @@ sizes are timed (tools/record.toml, split).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.flash_sampling_hopper import PROVIDER as HOPPER
-from fsbench.kernels.providing.launches import FlashSampling
+from fsbench.kernels.providing.launches import FlashSampling, variant
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 
@@ -35,17 +34,12 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 
 PROVIDERS = tuple(
-    replace(
+    variant(
         HOPPER,
-        name=f"hopper_{word}",
-        label=f"Hopper kernel, {word} blocks",
-        build=partial(build, split=split),
-        build_sharded=None,
-        supports=unsupported_reason,
-        presets=(),
-        call="",
-        tuning=None,
-        matmul_form=None,
+        f"hopper_{word}",
+        f"Hopper kernel, {word} blocks",
+        partial(build, split=split),
+        unsupported_reason,
     )
     for word, split in (("whole", False), ("split", True))
 )

@@ -9,14 +9,13 @@ call are not the fastest here (TILES_WITH_SUMS in kernels/configs/choice.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fsbench.kernels import flash_sample
 from fsbench.kernels.configs.hopper import ROWS, HopperConfig
 from fsbench.kernels.flash_sampling_hopper import PROVIDER as HOPPER
-from fsbench.kernels.providing.launches import CallLaunch
+from fsbench.kernels.providing.launches import CallLaunch, variant
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 
@@ -39,17 +38,12 @@ def unsupported_reason(problem: Problem, config: HopperConfig | None) -> str | N
 
 
 PROVIDERS = tuple(
-    replace(
+    variant(
         HOPPER,
-        name=f"logprob_{name}",
-        label=f"flash_sample with log-probabilities, {config or 'its choice'}",
-        build=partial(build, config=config),
-        build_sharded=None,
-        supports=partial(unsupported_reason, config=config),
-        presets=(),
-        call="",
-        tuning=None,
-        matmul_form=None,
+        f"logprob_{name}",
+        f"flash_sample with log-probabilities, {config or 'its choice'}",
+        partial(build, config=config),
+        partial(unsupported_reason, config=config),
     )
     for name, config in TILES.items()
 )

@@ -15,7 +15,7 @@ from matplotlib.text import Annotation
 from fsbench.provider import Kind
 from fsbench.report import logits_store
 from fsbench.report.figures.parts import laid_out, log2_axis
-from fsbench.report.figures.style import headline_color, samplers
+from fsbench.report.figures.style import EMPHASIZED, headline_color, samplers
 from fsbench.report.tables import Configuration, stems
 
 _WORDS = {
@@ -25,7 +25,6 @@ _WORDS = {
     "flashinfer": "FlashInfer, the fastest at each B: {}",
     "vllm": "vLLM's own sampler: {}",
 }
-_EMPHASIZED = ("fused", "screened")
 
 Lines = dict[str, tuple[str, pd.Series]]
 """Group -> (names of its samplers, time divided by that of the matmul by B)."""
@@ -102,7 +101,7 @@ def finding(lines: Lines) -> str:
     The alternative at each B is the fastest line that stores logits.
     """
     _, fused = lines["fused"]
-    stored = pd.DataFrame({group: lines[group][1] for group in lines if group not in _EMPHASIZED})
+    stored = pd.DataFrame({group: lines[group][1] for group in lines if group not in EMPHASIZED})
     ratio = (fused / stored.min(axis=1)).dropna()
     faster = ratio[ratio < 1]
     low, high = (f"{100 * abs(1 - bound):.0f}" for bound in (ratio.max(), ratio.min()))
@@ -120,7 +119,7 @@ def _figure(lines: Lines, title: str) -> Figure:
     axes = figure.subplots()
     batches = sorted({B for _, ratio in lines.values() for B in ratio.index})
     for group, (_, ratio) in lines.items():
-        emphasized = group in _EMPHASIZED
+        emphasized = group in EMPHASIZED
         axes.plot(
             ratio.index,
             ratio,
@@ -165,7 +164,7 @@ def _name_lines(figure: Figure, lines: Lines) -> None:
         engine.execute(figure)  # places in pixels hold only in the final layout
     occupied = np.concatenate([_dense(line) for line in axes.lines])
     for group, (label, ratio) in lines.items():
-        emphasized = group in _EMPHASIZED
+        emphasized = group in EMPHASIZED
         text = axes.annotate(
             _WORDS[group].format(label),
             xy=(ratio.index[0], ratio.iloc[0]),

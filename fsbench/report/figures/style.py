@@ -56,6 +56,10 @@ ROOFS: tuple[dict[str, Any], ...] = (
 """Lines of a GPU's peaks: datasheet, measured."""
 
 
+EMPHASIZED = ("fused", "screened")
+"""Lines of the headline figure that are drawn thick."""
+
+
 @cache
 def samplers() -> dict[str, Any]:
     """Return samplers.toml: how figures draw the samplers of fsbench."""
@@ -88,9 +92,8 @@ def styles(rows: pd.DataFrame) -> dict[str, Style]:
 
 def headline_color(group: str) -> str:
     """Return the color of a line of the headline figure, that of its sampler in other figures."""
-    emphasized = group in ("fused", "screened")
     slot = samplers()["slots"][samplers()["headline"][group]]
-    return (_FUSED if emphasized else _UNFUSED)[slot]
+    return (_FUSED if group in EMPHASIZED else _UNFUSED)[slot]
 
 
 def _palette(kind: Kind, ours: bool) -> tuple[str, ...]:
