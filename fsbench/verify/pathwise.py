@@ -209,7 +209,7 @@ def check_on_problem(
 
 def noise_of(problem: Problem, able: Capabilities) -> str:
     """The form of noise by which a sampler draws for a problem; greedy decoding needs none."""
-    # Penalties change the law after the first of the two draws (docs/design/noise.md).
+    # Penalties change the distribution after the first of the two draws (docs/design/noise.md).
     return "token" if problem.penalties else able.noise or "token"
 
 

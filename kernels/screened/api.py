@@ -37,11 +37,11 @@ def screened_sample(
     shard: VocabShard | None = None,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
-    """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
+    """Return the tokens of flash_sample(hidden, head.weight, noise="token") for half of the bytes.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
-    weight. On a GPU the tokens are the same, not merely of the same law
-    (docs/guide/screened-head.md).
+    weight. On a GPU the tokens are equal; it is not only their distribution
+    that agrees (docs/guide/screened-head.md).
 
     Args:
         num_samples: above 1, the call is one of flash_sample: the same tokens, four to a pass over

@@ -17,7 +17,7 @@ from fsbench.kernels.device.mainloop import ROTATION, first_column
 
 @triton.jit
 def parts_of_lists(number, LIST: tl.constexpr, least: tl.constexpr, most: tl.constexpr):
-    """How lists are cut into parts, for part_of_list: (entries, size, parts, ends).
+    """Return how lists are cut into parts, for part_of_list: (entries, size, parts, ends).
 
     Args:
         number: of entries on each list, int32; above LIST, where the list is too short, it has no

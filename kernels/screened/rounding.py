@@ -156,7 +156,7 @@ COUNTERS = 16
 
 
 def rounding_numbers(D: int) -> dict[str, float]:
-    """What the rounding of a row of hidden needs to know of D, by the kernels' names for it."""
+    """Return the kernel arguments of the rounding of hidden that depend on D, by name."""
     return {
         "gamma": accumulation_error(D),
         "norm_inflation": 1 + (D + 4) * 2.0**-24,
