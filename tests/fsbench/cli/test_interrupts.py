@@ -99,3 +99,25 @@ def test_folders_of_killed_runs_are_removed_by_the_next(short_tmp):
     env = {**os.environ, "TMPDIR": str(short_tmp)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     assert {path.name for path in short_tmp.iterdir()} == {"pymp-alive", "pymp-odd", "pymp-other"}
+
+
+def test_a_server_that_ends_leaves_the_folder_to_a_run_that_goes_on(short_tmp):
+    """The run starts another server in it. A client that ends too early ends a server."""
+    code = (
+        "import os, socket\n"
+        "from multiprocessing import forkserver\n"
+        "from fsbench.measure import server\n"
+        "context = server.start()\n"
+        "client = socket.socket(socket.AF_UNIX)\n"
+        "client.connect(forkserver._forkserver._forkserver_address)\n"
+        "client.close()\n"
+        "os.waitid(os.P_PID, forkserver._forkserver._forkserver_pid, os.WEXITED | os.WNOWAIT)\n"
+        "process = context.Process(target=int)\n"
+        "process.start()\n"
+        "process.join()\n"
+        "assert process.exitcode == 0\n"
+    )
+    env = {**os.environ, "TMPDIR": str(short_tmp)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(short_tmp.iterdir()) == []
