@@ -10,7 +10,7 @@ from fsbench.e2e.models import decoders
 from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
-from fsbench.report.doubts import doubts
+from fsbench.report.measurement_warnings import measurement_warnings
 from pages.blocks import RESULTS, ROOT, block, bullets, listed, place, source, table
 from pages.tables import view
 
@@ -37,7 +37,7 @@ def _doubts(*runs: str) -> str:
     lines = [
         f"[{run}](ROOT/results/{place(run)}): {doubt}."
         for run in runs
-        for doubt in doubts(read_csv([RESULTS / place(run)]))
+        for doubt in measurement_warnings(read_csv([RESULTS / place(run)]))
     ]
     return bullets(*lines) if lines else "The report of these runs warns of nothing."
 
