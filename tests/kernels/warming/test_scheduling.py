@@ -91,5 +91,5 @@ def test_a_kernel_that_does_not_compile_stops_the_others(run, compiler, message)
 
 def test_the_call_that_fails_is_named(run, monkeypatch):
     monkeypatch.setattr(offline, "_launches_of", lambda chip, call: fail())
-    with pytest.raises(RuntimeError, match="call 0 of 1: .*no such instruction"):
+    with pytest.raises(RuntimeError, match=r"call 0 of 1: .*no such instruction"):
         run(("a",))
