@@ -301,10 +301,11 @@ def _launches_of(chip: Chip, call: Callable[[], object]) -> dict[_Key, Launch]:
 
 def _hash_ahead(launches: Sequence[Launch]) -> None:
     """Compute what Triton's cache keys share, which it remembers, before processes are forked."""
-    triton_key()
-    make_backend(triton.runtime.driver.active.get_current_target()).hash()
-    for launch in launches:
-        _ = launch.kernel.cache_key
+    with suppress(OSError):  # the compilation that needs it reports it
+        triton_key()
+        make_backend(triton.runtime.driver.active.get_current_target()).hash()
+        for launch in launches:
+            _ = launch.kernel.cache_key
 
 
 def _send_compilation(sender: Connection, key: _Key, launch: Launch) -> None:
