@@ -45,18 +45,26 @@ _GATE = ("score", "oracle", "undefined rows", "greedy", "fit", "truncated oracle
 
 
 def verify(
-    provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
+    provider: Provider,
+    setting: Setting,
+    tier: str = "gate",
+    only: Collection[str] = (),
+    begin: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Check]:
-    """The checks that apply to a provider, run one by one as they are asked for.
+    """Run the checks that apply to a provider; yield each as it ends.
+
+    An exception of the sampler is a failed check: a sampler that crashes is not verified.
 
     Args:
         tier: one of TIERS.
         only: names of CHECKS to run, `tail 18` for one gap; empty means all.
+        begin: called with the name of each check before it runs.
 
-    VerificationFailed in a check says what is wrong. Any other exception is a failed check, too: a
-    sampler that crashes is not verified. Three say nothing about the sampler and are raised:
-    UnsupportedProblem (it cannot do what the checks ask, or none of `only` applies),
-    ProviderUnavailable and lack of memory.
+    Raises:
+        UnsupportedProblem: the sampler does not support what the checks need, or none of `only`
+            applies to it.
+        ProviderUnavailable: the sampler cannot run here.
+        MemoryError, torch.OutOfMemoryError: the machine lacks memory.
     """
     require_names("--tier", [tier], TIERS)
     require_names("--check", only)
@@ -70,6 +78,7 @@ def verify(
             f"these do: {able}"
         )
     for name, check in chosen:
+        begin(name)
         try:
             yield check(subject)
         except (UnsupportedProblem, ProviderUnavailable):
