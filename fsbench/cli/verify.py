@@ -158,9 +158,7 @@ def verify(
                 begin=begin,
             ):
                 failed = sum(not each.passed for each in checks)
-                heartbeat.print(
-                    f"{name}: {failed} of {len(checks)} checks failed; {seconds:.0f} s"
-                )
+                heartbeat.print(f"{name}: {failed} of {len(checks)} checks failed; {seconds:.0f} s")
     samplers, skipped = audited(lines)
     console = Console(highlight=False, stderr=as_json)
     if not as_json:
