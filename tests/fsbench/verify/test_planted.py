@@ -186,7 +186,9 @@ def flat(m: int, n: int, V: int, seed: int) -> torch.Tensor:
 
 def alike(tokens, V, shifted):
     law = torch.full((V,), 1 / V)
-    return joint.alike("streams", law, Capabilities(), tokens, range(len(tokens)), shifted)
+    return joint.closest_streams(
+        "streams", law, Capabilities(), tokens, range(len(tokens)), shifted
+    )
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -223,7 +225,7 @@ def test_few_different_tokens_are_said():
         ([Check("edges", True, "")], "passed: 1 check of 0 draws found nothing wrong"),
         (
             [Check("fit", True, "", 1000), Check("tail 10", True, "", 500, deviates=True)],
-            "passed: 2 checks of 1.5e+03 draws found nothing wrong, but for what it declares "
+            "passed: 2 checks of 1.5e+03 draws found nothing wrong, except for declared deviations "
             "(tail 10)",
         ),
         (

@@ -50,7 +50,10 @@ def test_a_sampler_of_the_head_passes(form):
     checks = list(verify(reading(numbers), Setting("cpu", "fp32", weights=form), "ci", CHECKS))
     assert [check.name for check in checks] == CHECKS
     assert all(check.verdict == "ok" for check in checks), checks
-    assert checks[-1].detail == "36 tokens are the oracle's, 0 not those of its numbers in fp32"
+    assert (
+        checks[-1].detail
+        == "36 tokens are the oracle's, 0 not those of the dequantized head in fp32"
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ WRONG_CALLS = {
     ),
     "entropy: row": teller(entropy=lambda H: 1.001 * H),
     "rank: row": teller(above=torch.ge),
-    "gave no rank of shape": teller(without_rank),
+    "returned no rank of shape": teller(without_rank),
 }
 
 
