@@ -193,7 +193,7 @@ def alike(tokens, V, shifted):
 
 @pytest.mark.parametrize("shifted", [False, True])
 def test_streams_that_share_nothing_have_honest_p_values(shifted):
-    p_values = np.array([alike(flat(20, 60, 50, seed), 50, shifted)[1] for seed in range(300)])
+    p_values = np.array([closest(flat(20, 60, 50, seed), 50, shifted)[1] for seed in range(300)])
     for level in (0.5, 0.1, 0.01):
         assert np.mean(p_values <= level) <= level + 3 * np.sqrt(level / len(p_values))
 
@@ -202,9 +202,9 @@ def test_streams_that_share_nothing_have_honest_p_values(shifted):
 def test_two_streams_of_many_that_share_a_quarter_are_found(shift):
     tokens = flat(60, 200, 500, 0)
     tokens[41, ::4] = (tokens[7, ::4] + shift) % 500
-    told, p_value = alike(tokens, 500, shifted=True)
-    assert p_value < ALPHA and told.startswith("streams 7 and 41: 5"), told
-    assert (alike(tokens, 500, shifted=False)[1] < ALPHA) == (shift == 0)
+    detail, p_value = closest(tokens, 500, shifted=True)
+    assert p_value < ALPHA and detail.startswith("streams 7 and 41: 5"), detail
+    assert (closest(tokens, 500, shifted=False)[1] < ALPHA) == (shift == 0)
 
 
 # What is said at the end
