@@ -184,7 +184,7 @@ def flat(m: int, n: int, V: int, seed: int) -> torch.Tensor:
     return torch.randint(V, (m, n), generator=torch.Generator().manual_seed(seed))
 
 
-def alike(tokens, V, shifted):
+def closest(tokens, V, shifted):
     law = torch.full((V,), 1 / V)
     return joint.closest_streams(
         "streams", law, Capabilities(), tokens, range(len(tokens)), shifted
