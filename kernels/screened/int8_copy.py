@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.keys import Keyed
-from fsbench.kernels.checks.source import Source
-from fsbench.kernels.checks.tensors import check_dense, check_tensor
+from fsbench.kernels.checks.identity import Keyed, Source
+from fsbench.kernels.checks.tensors import check_dense, check_tensor, without_autocast
 from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
