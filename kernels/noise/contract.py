@@ -6,20 +6,14 @@ libdevice and inline assembly, so that all backends and the interpreter run the 
 Four tokens, a *word*, share one Philox call: the tokens first + 0, 1, 8 and 9.
 """
 
-from __future__ import annotations
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.noise.arithmetic import log, nan_max
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
 
 SMALLEST_TEMPERATURE = tl.constexpr(2.0**-120)
 """Temperatures below are 0: the inverse times a difference of logits could overflow."""
-CODES_AT_ONCE = 4096
 
 
 @triton.jit
@@ -143,29 +137,3 @@ def random_words(v0, word, row, seed, offset, sample, zero):
     """
     counter = ((v0 >> 4) * 4 + word)[None, :]
     return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero + sample)
-
-
-@triton.jit(do_not_specialize=["n"])
-def _noise_map_kernel(codes_ptr, exponential_ptr, gumbel_ptr, n, BLOCK: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    bits = tl.load(codes_ptr + offs, mask=offs < n, other=0).to(tl.uint32)
-    tl.store(exponential_ptr + offs, exponential(bits), mask=offs < n)
-    tl.store(gumbel_ptr + offs, gumbel(bits), mask=offs < n)
-
-
-def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Map 32-bit codes, int64 [n], to (Exp(1), Gumbel(0, 1)), fp32 [n] each, as kernels do."""
-    values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
-    with launching_on(codes.device):
-        grid = (triton.cdiv(len(codes), CODES_AT_ONCE),)
-        bind_and_launch(
-            _noise_map_kernel,
-            grid,
-            codes_ptr=codes,
-            exponential_ptr=values[0],
-            gumbel_ptr=values[1],
-            n=len(codes),
-            BLOCK=CODES_AT_ONCE,
-            num_warps=4,
-        )
-    return values[0], values[1]

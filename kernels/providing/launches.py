@@ -83,7 +83,7 @@ def accept(sampled: Tensor, drafts: Tensor) -> Verified:
 
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     """See Provider: the map of kernels/noise, which all of these samplers use."""
-    from fsbench.kernels.noise.contract import noise_map
+    from fsbench.kernels.noise.map import noise_map
 
     return noise_map(codes)
 

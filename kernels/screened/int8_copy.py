@@ -37,7 +37,7 @@ class HeadCopy(Keyed):
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
 
     A head whose weight torch has written to since is refused, until it is refreshed or checked.
-    What torch does not see is in checks.source; `check` sees all of it.
+    What torch does not see is in checks.identity; `check` sees all of it.
     """
 
     weight: Tensor

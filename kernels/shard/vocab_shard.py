@@ -154,7 +154,7 @@ class VocabShard(Keyed):
         self.register()
 
     def check_source(self) -> None:
-        """Refuse a weight that was written to since, as far as torch knows (checks.source).
+        """Refuse a weight that was written to since, as far as torch knows (checks.identity).
 
         A split that copies nothing draws from the rows themselves, whatever is in them.
 
