@@ -262,7 +262,8 @@ def compile_with_forks(
             process.start()
             sender.close()
             running[receiver] = key, call, process
-        for pipe in connection.wait(list(running), seconds):
+        pipes: list[Any] = connection.wait(list(running), seconds)
+        for pipe in pipes:
             key, call, process = running.pop(pipe)
             took, cached = _received(pipe)
             pipe.close()
