@@ -97,7 +97,7 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
     head = prepare_head(weight)
     yield "screened_sample", partial(screened_sample, hidden, head, **least)
     yield "screened_sample, all options", partial(screened_sample, hidden, head, **everything)
-    history = TokenHistory.of([[1, 2]] * B, [[3]] * B, 8, "cuda")
+    history = TokenHistory.from_tokens([[1, 2]] * B, [[3]] * B, 8, "cuda")
     penalties = Penalties(history, repetition=1.2, presence=0.1, frequency=0.1)
     filters: dict[str, dict[str, Any]] = {
         "k = 20, p = 0.9": {"top_k": 20, "top_p": 0.9},

@@ -87,7 +87,7 @@ def test_a_history_is_that_of_the_tokens():
         for token in output:
             counts[row, token] += 1
     found = history(bits, counts, 8)
-    expected = TokenHistory.of(prompts, outputs, 8, "cpu")
+    expected = TokenHistory.from_tokens(prompts, outputs, 8, "cpu")
     assert found.lengths.tolist() == [5, 2] and not found.overflowed.any()
     for mine, theirs in zip(found.dense(V), expected.dense(V), strict=True):
         assert torch.equal(mine, theirs)

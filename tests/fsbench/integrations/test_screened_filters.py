@@ -140,7 +140,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
     assert draw(rows).tokens.tolist() == tokens and len(filter_screens) == 1
     # Asked for what needs every logit, it has it from the weight's kernels.
     assert draw(rows._replace(asked=LogprobRequest(2))).tokens.tolist() == tokens
-    penalties = Penalties(TokenHistory.of([[1], [2]], [[], []], 4, "cpu"), 1.5)
+    penalties = Penalties(TokenHistory.from_tokens([[1], [2]], [[], []], 4, "cpu"), 1.5)
     draw(rows._replace(penalties=penalties))
     assert len(filter_screens) == 1
 
