@@ -59,8 +59,8 @@ def score(
     launch before them for ranks. It can be captured in a CUDA graph and compiled.
 
     logprob, logz and entropy have gradients with respect to hidden, weight and bias, which are 0
-    where `valid` is False; rank has no gradient. The backward pass computes the logits again by cuBLAS
-    products over chunks, and needs 64 MB in addition to the gradients.
+    where `valid` is False; rank has no gradient. The backward pass computes the logits again by
+    cuBLAS products over chunks, and needs 64 MB in addition to the gradients.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout

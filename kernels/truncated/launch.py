@@ -75,7 +75,7 @@ def launches_for(
 
     Args:
         groups: of 32 tokens, in a row.
-        only_tokens: whether there are no penalties, and no field except tokens and valid is requested.
+        only_tokens: whether there are no penalties, and only tokens and valid are requested.
         tested: whether rows may be tested, (*) of the table.
     """
     top_k, top_p, _ = filters
