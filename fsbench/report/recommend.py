@@ -1,7 +1,6 @@
-"""Which sampler is fastest at each B, what it saves, from measured results, and how to call it.
+"""Recommend the fastest sampler at each B from measured results, and show how to call it.
 
-Times of different runs are never compared: all that is said of one B stands in one run. Needs no
-torch and no sampler.
+All times of one B are from one run. Needs no torch and no sampler.
 """
 
 from __future__ import annotations
@@ -21,14 +20,16 @@ from fsbench.report.tables import Configuration
 
 @dataclass(frozen=True)
 class Advice:
-    """The fastest sampler at one B, in microseconds of one run.
+    """The fastest sampler at one B.
 
-    ties: other candidates that may be as fast: their intervals overlap.
-    instead_of: the alternative: the fastest sampler that stores logits (or that is fused, if `best`
-        stores them); where the problem's samplers all go one way, the next. None if that was not
-        measured.
-    folder: the run.
-    extra_bytes: peak memory of `best` beyond weight and hidden; None if it was not measured.
+    Attributes:
+        us: its median time in microseconds.
+        ties: other candidates whose intervals overlap that of `best`.
+        instead_of: the alternative: the fastest sampler that stores logits, or the fastest fused
+            one if `best` stores them; the next fastest if all samplers do the same. None if no
+            alternative was measured.
+        folder: the run of both times.
+        extra_bytes: peak memory of `best` in addition to weight and hidden; None if unknown.
     """
 
     b: int
@@ -42,7 +43,7 @@ class Advice:
 
     @property
     def saves(self) -> float | None:
-        """The share of the alternative's time that `best` saves."""
+        """Share of the alternative's time that `best` saves."""
         return None if self.instead_us is None else 1 - self.us / self.instead_us
 
 
@@ -53,18 +54,19 @@ def recommend(
     others: Collection[str] = (),
     forced: Mapping[str, str] | None = None,
 ) -> list[Advice]:
-    """Advice for every B at which a candidate was measured: samplers of the problem's law only.
+    """Return advice for each B at which a candidate was measured.
 
-    The run of a B is the one with the strongest alternative (`_strongest_run`), so that a run that
-    lacks a strong sampler of one way does not overstate what the other way saves.
+    Only samplers that draw from the problem's distribution are compared. The run of a B is the one
+    with the strongest alternative (`_strongest_run`): a run without a strong sampler of one
+    approach would overstate the savings of the other.
 
     Args:
-        candidates: names of providers. `flash_sampling_store` is never one: it exists to measure
-            the cost of the store.
-        most_bytes: samplers that took more memory at a B (extra_bytes) are no candidates for it.
-        others: names of providers that may be the alternative where no candidate is.
-        forced: a provider that forces one kernel of a public call -> the provider that makes the
-            call as users do. Where both were measured, the latter counts.
+        candidates: names of providers. `flash_sampling_store` is excluded; it exists to measure the
+            cost of the store.
+        most_bytes: samplers with more peak_extra_bytes at a B are excluded at this B.
+        others: names of providers that can be the alternative if no candidate can.
+        forced: provider that forces one kernel of a public call -> provider that makes the call as
+            users do. If both were measured, the latter counts.
     """
     _, stored = logits_store.pair()
     rows = configuration.rows[configuration.rows.status == "ok"]
@@ -81,42 +83,42 @@ def recommend(
 
 
 def _matmul_us(rows: pd.DataFrame) -> pd.Series:
-    """Time of the slowest lower bound of the same run and B, which is the matmul alone, or NaN."""
+    """Return the time of the slowest lower bound (the matmul alone) of the same run and B."""
     bounds = rows[rows.kind == Kind.LOWER_BOUND].groupby(["folder", "b"]).median_us.max()
     keys = pd.MultiIndex.from_frame(rows[["folder", "b"]])
     return pd.Series(bounds.reindex(keys).to_numpy(), index=rows.index)
 
 
 def _extra_bytes(rows: pd.DataFrame) -> pd.Series:
-    known = rows.get("peak_extra_bytes", pd.Series(float("nan"), index=rows.index))
-    return known.astype(float)
+    extra = rows.get("peak_extra_bytes", pd.Series(float("nan"), index=rows.index))
+    return extra.astype(float)
 
 
 def _compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The candidates of one B, and the other samplers where all candidates go one way."""
+    """Return the candidates of one B, with the others if all candidates use one approach."""
     ways = rows[rows.able].way.unique()
     return rows if len(ways) == 1 else rows[rows.able]
 
 
 def _strongest_run(rows: pd.DataFrame, forced: Mapping[str, str]) -> pd.DataFrame:
-    """The rows of one run, the fastest first: the run with the strongest alternative.
+    """Return the rows of the run with the strongest alternative, the fastest first.
 
-    The run has the strongest sampler of each way, if any run has both. Which is the strongest is
-    decided over all runs, by the time over that of the matmul alone in the same run, or by the time
-    where no run has the matmul. Of several such runs those with the call of users (a value of
-    `forced`) count, and of these the ones in which the same way wins as in the latest, since
-    kernels change. The run is the one in which the best saves the least, or the latest of equals. A
-    run with the call of users needs none of the samplers that force its kernels: they are left out.
+    The strongest sampler of each approach is chosen over all runs, by its time / time of the matmul
+    alone in the same run, or by its time if no run has the matmul. Runs are preferred in this
+    order: those with the strongest sampler of each approach; those with the public call (a value of
+    `forced`), in which the samplers that force its kernels are left out; those in which the same
+    approach wins as in the latest run, because kernels change. Among these the run is the one in
+    which the best sampler saves the least, or the latest of equals.
     """
     strength = rows.over if rows.over.notna().any() else rows.median_us
     rows = rows.assign(strength=strength.fillna(float("inf"))).sort_values("strength")
-    here = {name: call for name, call in forced.items() if name in set(rows.provider)}
-    named = rows[~rows.provider.isin(set(here.values()))]
+    measured_calls = {name: call for name, call in forced.items() if name in set(rows.provider)}
+    named = rows[~rows.provider.isin(set(measured_calls.values()))]
     strongest = set(named.drop_duplicates("way").provider.head(2))
     runs: dict[tuple[int, bool], list[pd.DataFrame]] = {}
     for _, run in rows.sort_index().groupby("folder", sort=False):
         names = set(run.provider)
-        spared = {name for name, call in here.items() if call in names}
+        spared = {name for name, call in measured_calls.items() if call in names}
         run = run[~run.provider.isin(spared)]
         run = run.drop_duplicates("provider", keep="last").sort_values("median_us", kind="stable")
         if run.able.any():
@@ -166,7 +168,7 @@ _ARGUMENTS = {
 
 
 def has_public_call(sampler: Provider, source: str, problem: Problem) -> bool:
-    """Whether users can call it: a package's sampler, a public function, or by the vLLM plug-in."""
+    """Return whether users can call a sampler: as a package, a public function or in vLLM."""
     plain = problem.device == "cuda" and problem.tp == 1 and not problem.filters
     return plain or bool(sampler.call) or ".kernels." not in source
 
@@ -174,11 +176,11 @@ def has_public_call(sampler: Provider, source: str, problem: Problem) -> bool:
 def calls(
     sampler: Provider, source: str, problem: Problem, needs: list[str], as_measured: bool = True
 ) -> dict[str, str]:
-    """Return what to write for a sampler: `python` and, where the plug-in has it, `vllm`.
+    """Return code that calls a sampler: `python` and, if the plug-in has the sampler, `vllm`.
 
     Args:
         source: module or file that defines the sampler.
-        needs: capabilities that are asked for; those with an argument of the call are passed.
+        needs: required capabilities; those with an argument of the call are passed.
         as_measured: pass the arguments that the sampler itself fixes, such as the kernel.
     """
     sharded = problem.tp > 1
@@ -201,22 +203,22 @@ def calls(
         )
         vllm = {"vllm": f"FSBENCH_VLLM={sampler.name} vllm serve MODEL"} if plain else {}
         return {"python": python, **vllm}
-    imports, first, given = call, "", ["weight"]
+    imports, first, arguments = call, "", ["weight"]
     if sharded:
-        imports, given = f"VocabShard, {call}", ["shard"]
+        imports, arguments = f"VocabShard, {call}", ["shard"]
         first = "shard = VocabShard(weight_rows_of_this_rank, group)  # once, on all ranks\n"
     plug_in = "flash_sample"
     if call == "screened_sample":
         imports = imports.replace(call, f"prepare_head, {call}")
         first += f"head = prepare_head({'shard.weight' if sharded else 'weight'})  # once\n"
-        given = ["head", "shard=shard"] if sharded else ["head"]
+        arguments = ["head", "shard=shard"] if sharded else ["head"]
         plug_in = plug_in if sharded else "screened"
     options = [*filters, *(_ARGUMENTS[need] for need in needs if need in _ARGUMENTS)]
     fixed = problem.temperature != 1 and "temperature=temperature" not in options
     options += [f"temperature={problem.temperature:g}"] if fixed else []
     forced: dict[str, Any] = getattr(sampler.sample, "keywords", {})  # of a partial
     options += [f"{name}={value!r}" for name, value in forced.items() if as_measured]
-    text = ", ".join(dict.fromkeys(["hidden", *given, "seed=seed", "offset=step", *options]))
+    text = ", ".join(dict.fromkeys(["hidden", *arguments, "seed=seed", "offset=step", *options]))
     if len(text) + len(call) > 65:
         text = "\n" + fill(text, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
     python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({text})"

@@ -160,10 +160,10 @@ def test_of_the_committed_results(tmp_path):
         f"{tmp_path}/a/h200.html",
     ]
     text = (tmp_path / "a/h200.html").read_text()
-    assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" not in text
+    assert "Speedup of FlashSampling (Triton)" in text and "Warnings (" not in text
     assert text.count("<img") == 3  # the winners, and one of each shape
     report(RESULTS / "screened-d4096-20261125", "--out", tmp_path / "b")
-    assert "Reasons to doubt (" in (tmp_path / "b/h200.html").read_text()
+    assert "Warnings (" in (tmp_path / "b/h200.html").read_text()
 
 
 CLICK = """<script>addEventListener("load", () => {

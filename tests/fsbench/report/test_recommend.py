@@ -276,7 +276,7 @@ def test_without_a_record_the_floor_is_marked():
     assert list(found["floors_us"]) == ["1", "7"] and found["floors_us"]["7"] == floor
     assert found["advice"] == [] and found["sizes"] == []
     printed = run(*READ, "--d", 64, "--v", 1000, "--batch", "3:9").stdout
-    assert "nobody measured it" in printed and "flash_sample(" in printed
+    assert "this is not a measurement" in printed and "flash_sample(" in printed
     assert "fsbench run --device cuda --d 64 --v 1000 --dtype bf16" in " ".join(printed.split())
     assert facts("--model", "phi-4", "--logits", "zipf:2")["measure"].endswith("--logits zipf:2")
 
