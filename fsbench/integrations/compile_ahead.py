@@ -32,7 +32,8 @@ import torch
 import triton
 
 from fsbench.errors import one_line
-from fsbench.integrations.draw import SCREENED, SERVING, FlashSampleDraw, Head
+from fsbench.integrations import SCREENED
+from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
 from fsbench.integrations.routing import WHOLE_HEAD_NEEDS
 from fsbench.kernels.warming.offline import DTYPES, Chip, compiled

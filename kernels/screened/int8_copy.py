@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.keys import Keyed
-from fsbench.kernels.checks.source import Source
-from fsbench.kernels.checks.tensors import check_dense, check_tensor
+from fsbench.kernels.checks.identity import Keyed, Source
+from fsbench.kernels.checks.tensors import check_dense, check_tensor, without_autocast
 from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
@@ -40,7 +38,7 @@ class HeadCopy(Keyed):
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
 
     If torch writes to the weight, calls refuse the head until it is refreshed or checked.
-    checks.source says which writes torch does not count; `check` finds those, too.
+    checks.identity says which writes torch does not count; `check` finds those, too.
     """
 
     weight: Tensor
