@@ -157,7 +157,7 @@ def test_too_few_draws_to_test_anything_do_not_pass():
         goodness_of_fit(np.array([30, 0]), np.array([0.9, 0.1]))
 
 
-def test_detectable_bias_is_what_a_simulation_finds_with_probability_09():
+def test_the_detectable_bias_is_that_of_a_simulation():
     bins, draws = 40, 2**14
     bias = detectable_bias(bins - 1, draws)
     p = np.full(bins, 1 / bins)
