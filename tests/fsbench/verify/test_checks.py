@@ -26,7 +26,7 @@ SETTING = Setting("cpu", "fp32")
 @pytest.fixture(autouse=True)
 def fewer_tokens(effort):
     """The ci tier with a smaller vocabulary and fewer draws of `tail`: 51 of a gap of 12 T."""
-    effort("ci", vocabulary=2051, tail_tokens=2**23)
+    effort("ci", vocabulary=1031, tail_tokens=2**23)
 
 
 def race(logits, T, seed, offset):

@@ -53,9 +53,9 @@ def negative_ids_always(logits, T, seed, offset):
 @pytest.mark.parametrize(
     "distribution", ["normal:0", "normal:1", "normal:64", "zipf:2", "peaked:20"]
 )
-@pytest.mark.parametrize("T", [0.3, 1.0, 10.0])
+@pytest.mark.parametrize("T", [0.3, 10.0])
 def test_on_the_problem_honest_draws_of_any_distribution_pass(distribution, T):
-    for seed in range(5):
+    for seed in range(3):
         torch.manual_seed(seed)
         assert _on_problem(honest, T=T, distribution=distribution).passed
 
@@ -95,7 +95,7 @@ def test_surprisal_p_values_are_never_too_small(scale):
     p_values = np.array(
         [
             surprisal_p_value(torch.multinomial(logp.exp(), 8, True, generator=generator).T, logp)
-            for _ in range(400)
+            for _ in range(200)
         ]
     )
     for x in (0.5, 0.1, 0.02):
