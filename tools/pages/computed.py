@@ -104,7 +104,7 @@ def cpu_sizes(record: str) -> pd.DataFrame:
     for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
         found = best(cover, Cost(**facts["cost"]), both)
         row = {"name": name, "root": found.root, "hot": found.H}
-        covered = float(cover.at(found.H))
+        covered = float(cover.share(found.H))
         rows.append(row | {"covered": covered, "rows_per_s": 1e6 / found.cost_us})
     scans = pd.read_csv(RESULTS / record / "scans.csv")
     at = scans.loc[scans.row_us.idxmin()]
