@@ -5,7 +5,7 @@ order is that of the candidates: score first, then the lower token id. The maxim
 plain collective (NCCL), is the winner. It needs no memory that the ranks map, so it works where
 symmetric memory does not, for two more launches: the collective and the decoding of the keys.
 
-On one GPU it is flash_sampling with the decoding as a launch of its own.
+On one GPU it is flash_sampling with the decoding in a second launch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
     import torch.distributed as dist
 
     def merge(keys: Tensor) -> Tensor:

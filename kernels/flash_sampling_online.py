@@ -51,8 +51,6 @@ def flash_sampling_online(hidden: Tensor, weight: Tensor, temperature: float) ->
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sampling_online(hidden, weight, problem.temperature)
 

@@ -73,7 +73,7 @@ def small(monkeypatch, request, effort):
     request.getfixturevalue("eager")
     # A fused kernel has tiles of 16 rows, a kernel over stored logits a program for each row.
     stored = "provider" in params and not params["provider"].capabilities.fused
-    sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (3,)}
+    sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (3,) if stored else (12,)}
     sizes |= {"any_shapes": sizes["shapes"], "any_sizes": sizes["sizes"]}
     sizes |= {"vocabulary": 300, "call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
     effort("ci", **sizes)

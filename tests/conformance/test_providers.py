@@ -121,8 +121,9 @@ def test_it_passes_the_gate(name, eager, effort):
     "name", [name if name == "multinomial" else full(name) for name in SAMPLERS]
 )
 def test_it_passes_the_battery(name, eager, effort):
-    """The ci tier with a smaller vocabulary; `fsbench verify` runs it as it is."""
-    effort("ci", vocabulary=2051)
+    """The ci tier with fewer draws; `fsbench verify` runs it as it is."""
+    draws = {"fit_draws": 2**14, "seed_draws": 2**11, "block_draws": 2**13, "tail_tokens": 2**23}
+    effort("ci", vocabulary=2051, seeds=4, **draws)
     checks = list(verify(ON_CPU[name], Setting("cpu", "fp32"), "ci"))
     assert checks and all(check.verdict == "ok" for check in checks), checks
 

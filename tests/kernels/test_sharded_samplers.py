@@ -79,7 +79,7 @@ def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
         assert provider is not None and provider.build_sharded is not None
         launch = provider.build_sharded(Problem(B, D, V, "fp32", tp=3), shard)
         if name.endswith("line"):
-            shard_of = getattr(launch, "_shard", launch._head)
+            shard_of = launch._options["shard"] if "screened" in name else launch._head
             shard_of.line = SharedLine(shard_of, f"{folder}/{name.split()[0]}", AREAS.value)
         with torch.inference_mode():
             found[name] = [launch(hidden, counter(8), counter(step)).tolist() for step in range(4)]
