@@ -2,8 +2,8 @@
 
     copy, fp32, / T, softmax, the k largest, min-p, top-p, normalize, categorical draw
 
-What akunu falls back to without its Metal kernel, and what engines did before sampling moved to the
-GPU: each step waits for the copy. The k largest come from torch.topk; of equal logits it keeps any.
+akunu's fallback without its Metal kernel, and the way of engines before sampling moved to the GPU:
+each step waits for the copy. The k largest come from torch.topk; of equal logits it keeps any.
 The token that crosses p is kept. A draw is one uniform of torch's generator, looked up in the
 running sum in fp64.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
-    """The token of one row of fp32 logits [V] on the host."""
+    """Draw a token from one row of fp32 logits [V] on the host."""
     import torch
 
     if temperature == 0:

@@ -1,9 +1,9 @@
 """`exponential_race` with an autotuned matmul: torch.compile's max-autotune.
 
-Inductor times cuBLAS's choice against its own Triton matmuls, and the tiles of the kernels after
+Inductor times cuBLAS's choice and its Triton matmuls, and the tiles of the kernels after
 it, on the shapes of the problem, and keeps the fastest; with Triton the cast and the division may
-ride on the matmul. It times them with a warm L2 cache, apart from the step. Builds take minutes
-where nothing is cached, so no preset has it: `--provider exponential_race_tuned`.
+be fused into the matmul. It times them with a warm L2 cache, outside of the step. A build without a
+cache takes minutes, so no preset has it: `--provider exponential_race_tuned`.
 
 Noise, its tail and undefined rows: as `exponential_race`.
 """

@@ -5,7 +5,7 @@
 Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp32, the sampler.
 `flashinfer_gumbel_lean` omits the first two. Random numbers: see `providing.flashinfer`.
 
-FlashInfer's fp32 uniforms end short of 1, so tokens some 16 T below the leader and further down are
+FlashInfer's fp32 uniforms end before 1, so tokens about 16 T or more below the largest logit are
 drawn too rarely (docs/design/exactness.md has how rarely, as measured).
 
 Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a

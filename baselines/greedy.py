@@ -1,9 +1,9 @@
-"""Greedy decoding: matmul, then argmax. What exact sampling would cost if it needed no noise.
+"""Greedy decoding: matmul, then argmax. The cost of exact sampling if it needed no noise.
 
 Temperature, seed and offset are not read. Equal logits, common once rounded to bf16, go to
 whichever torch.argmax meets first (the lowest token on a CPU).
 
-Undefined rows: torch.argmax holds NaN to be the largest, so a row with NaN logits returns the
+Undefined rows: torch.argmax takes NaN for the largest, so a row with NaN logits returns the
 first of them; a row of -inf only returns token 0.
 """
 

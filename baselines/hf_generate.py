@@ -3,9 +3,9 @@
     fp32, / T, top-k, top-p, min-p, softmax, multinomial
 
 The processors are transformers' own classes, in the list and the order in which `generate` puts
-them; a filter that is off is left out, as there. A request holds for the whole batch. At T = 0 the
-argmax, which is `generate` without `do_sample`. Of logits equal to the kth all are kept; which of
-equal ones top-p cuts is up to torch.sort. The noise is torch's generator, and ends where that of
+them, without filters that are off, as there. All rows have the same filters. T = 0 is the argmax,
+`generate` without `do_sample`. All logits equal to the kth are kept; torch.sort decides which of
+equal ones top-p cuts. The noise is torch's generator, and ends where that of
 `multinomial` ends.
 
 Undefined rows: as `multinomial`.
@@ -37,12 +37,12 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     sampled = problem.temperature > 0
     if sampled and problem.temperature != 1:
         processors.append(TemperatureLogitsWarper(problem.temperature))
-    made = {
+    classes = {
         "top_k": (TopKLogitsWarper, problem.top_k),
         "top_p": (TopPLogitsWarper, problem.top_p),
         "min_p": (MinPLogitsWarper, problem.min_p),
     }
-    processors += [made[name][0](made[name][1]) for name in problem.filters if sampled]
+    processors += [classes[name][0](classes[name][1]) for name in problem.filters if sampled]
     weight = padded(weight)
     input_ids = torch.zeros(problem.B, 1, dtype=torch.int64, device=weight.device)
 

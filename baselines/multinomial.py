@@ -1,4 +1,4 @@
-"""Multinomial sampling in eager PyTorch: what one writes first.
+"""Multinomial sampling in eager PyTorch: the simplest code.
 
     tokens = multinomial(softmax(hidden @ weight.T / T))
 

@@ -41,7 +41,7 @@ def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Lau
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """The ranks' generators must be in the same state, which then stays the same on all."""
+    """Gather the logits; the generators of all ranks must be in the same state."""
     return build(problem, shard.weight, gathering(shard))
 
 

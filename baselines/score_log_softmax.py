@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens in eager PyTorch: what one writes first.
+"""Log-probabilities of given tokens in eager PyTorch: the simplest code.
 
     log_softmax((hidden @ weight.T).float() / T).gather(targets)
 

@@ -3,7 +3,7 @@
 cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp16; an argmax as
 another launch. Deviations from the exact distribution: the threshold of top-k comes from 12
 bisections, to 0.007 of a logit, that of top-p from 8, which keep at most p; u is clamped to
-[1e-7, 1 - 1e-7]; scores have 11 bits, so some winners are ties that go to the lower token.
+[1e-7, 1 - 1e-7]; scores have 11 bits, so some winners are ties, which the lower token wins.
 `akunu_exact` has none of these; docs/guide/filters-and-penalties.md has their effects.
 
 Undefined rows, by reading: a NaN logit is never above a threshold, and argmax decides whether it

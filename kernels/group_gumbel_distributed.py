@@ -1,8 +1,8 @@
 """Distributed Group-Gumbel-Max: one log-mass and one sample per shard of the vocabulary, merged.
 
 Algorithm I.4 of the FlashSampling paper, here over shards in one process. A rank of a
-tensor-parallel LM head computes (L_k, z_k) for every row from its own rows of the weight; what the
-ranks exchange is these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k
+tensor-parallel LM head computes (L_k, z_k) for every row from its rows of the weight; the ranks
+exchange these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k
 (Lemma D.2), and the rank's sample is the row's token.
 """
 

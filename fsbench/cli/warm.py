@@ -87,7 +87,7 @@ def warm(
             calls += engine_calls(spec)
         else:
             calls += [Shape(kind, B, D, V, dtype) for B in batches]
-    chip = CHIPS[gpu] if gpu else Chip.here()
+    chip = CHIPS[gpu] if gpu else Chip.current()
     begin = time.perf_counter()
     found = []
     screen = console(stderr=True)

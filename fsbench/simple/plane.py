@@ -64,7 +64,7 @@ class Plane:
         buffer: Memory of the ring; see Ring.
 
     A step: write the slot's logits and what else it needs (`ring`), `publish`, then `wait`. Other
-    steps may be published in between, as many as there are slots.
+    steps may be published in between, up to the number of slots.
     """
 
     def __init__(

@@ -211,8 +211,8 @@ def choose(
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster).
         config: A config of that kernel; with "auto" it decides the kernel.
-        narrow: Whether the call has a bias or a mask. Then the Hopper kernel needs so many
-            registers that wide tiles of three warpgroups spill, and wide tiles of two, up to 128
+        narrow: Whether the call has a bias or a mask. Then the Hopper kernel needs
+            more registers: wide tiles of three warpgroups spill, and wide tiles of two, up to 128
             rows, are slower, too (by 6 % at 128 rows).
         sums: Whether the call returns log-probabilities or other sums over the vocabulary; see
             TILES_WITH_SUMS.

@@ -146,7 +146,7 @@ def _part_tokens(part, turn, WIDE: tl.constexpr):
 @triton.jit
 def _largest_of_lines(y):
     """Return the largest of each line of [N, W], or NaN if it has one: [N]."""
-    # Like tl.reduce, for which the interpreter makes a call for every element.
+    # Like tl.reduce, but the interpreter would make a call for every element of that.
     if y.shape[1] > 1:
         even, odd = halves(y)
         return _largest_of_lines(nan_max(even, odd))

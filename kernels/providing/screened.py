@@ -30,7 +30,7 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 
 class ScreenedLaunch(CallLaunch):
-    """screened_sample; it makes the int8 copy of a head that has none.
+    """screened_sample; it makes the int8 copy if the head lacks one.
 
     Args:
         temperature: None for the problem's.

@@ -175,9 +175,9 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if operation in (torch.ops.aten.mm.default, torch.ops.aten.mm.dtype):
-            left, right = arguments[:2]
-            if right.shape[0] == self.D and left.shape[1] == self.D:
-                self.columns.append(right.shape[1])
+            first, second = arguments[:2]
+            if second.shape[0] == self.D and first.shape[1] == self.D:
+                self.columns.append(second.shape[1])
         return operation(*arguments, **(options or {}))
 
 

@@ -147,10 +147,10 @@ def test_the_expected_cost_by_hand_and_its_minimum(both, expected):
     cover = Coverage(100, np.array([50.0, 100.0]), *[np.array([0.8, 1.0])] * 2)
     cost = Cost(2.0, 1.0, (2.0, 2.0), (1.0, 1.0))
     assert expected_us(50.0, cover, cost, both) == pytest.approx(expected)
-    found = best(COVER, COST, both)
+    optimum = best(COVER, COST, both)
     F = expected_us(np.arange(1, COVER.V + 1), COVER, COST, both)
-    assert F[found.H - 1] == F.min() == found.cost_us
-    assert found.root == pytest.approx(found.H, abs=1)
+    assert F[optimum.H - 1] == F.min() == optimum.cost_us
+    assert optimum.root == pytest.approx(optimum.H, abs=1)
 
 
 # The pipeline

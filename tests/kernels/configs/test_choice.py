@@ -32,7 +32,7 @@ def both(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Imitate a Hopper GPU; each has a device of its own, since choices are cached by device."""
+    """Imitate a Hopper GPU; each has another device, since choices are cached by device."""
 
     def imitate(name: str) -> torch.device:
         facts = SimpleNamespace(
