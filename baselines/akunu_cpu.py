@@ -12,14 +12,11 @@ Undefined rows: a NaN logit, or no finite one, leaves NaN probabilities and give
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
@@ -64,10 +61,10 @@ PROVIDER = Provider(
     label="akunu, CPU pipeline",
     kind=Kind.TRUNCATED,
     build=build,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        STORED,
         zero_temperature=True,
+        host_sync_free=False,
         graph_safe=False,
         filters=FILTERS,
         mixed_filters=True,

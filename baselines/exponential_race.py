@@ -17,19 +17,17 @@ returns token 0.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fsbench.baselines.providing.compiled import build_race
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.baselines.providing.logits import STORED
+from fsbench.provider import Kind, Provider
 
 PROVIDER = Provider(
     name="exponential_race",
     label="Exponential race (vLLM)",
     kind=Kind.EXACT,
     build=build_race,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
-        host_sync_free=True,
-        exact_to_gap=11.0,
-    ),
+    capabilities=replace(STORED, exact_to_gap=11.0),
     presets=("quick", "cpu", "lean"),
 )

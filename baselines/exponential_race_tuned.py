@@ -10,14 +10,12 @@ Noise, its tail and undefined rows: as `exponential_race`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from fsbench.baselines.providing.compiled import build_race
+from fsbench.baselines.providing.logits import STORED
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -30,9 +28,5 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     tunes=True,
-    capabilities=Capabilities(
-        dtypes=("bf16", "fp16", "fp32"),
-        host_sync_free=True,
-        exact_to_gap=11.0,
-    ),
+    capabilities=replace(STORED, devices=("cuda",), exact_to_gap=11.0),
 )

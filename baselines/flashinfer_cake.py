@@ -18,14 +18,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.baselines.providing.flashinfer import build_lean, top_k_and_top_p
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

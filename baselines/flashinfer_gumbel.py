@@ -14,15 +14,10 @@ row of -inf only ends on a padding lane, so the id may be V or more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import build_as_in_paper
 from fsbench.baselines.providing.logits import Gather, gathering
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, Tensor
 
 
 def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:

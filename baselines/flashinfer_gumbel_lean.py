@@ -9,14 +9,9 @@ undefined rows are those of `flashinfer_gumbel`; its logits are not rounded to b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import build_lean
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

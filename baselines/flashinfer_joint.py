@@ -13,14 +13,9 @@ Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_filtered
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

@@ -21,15 +21,11 @@ result is token 0.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_as_in_paper, top_k_and_top_p
 from fsbench.baselines.providing.logits import Gather, gathering
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, Tensor
 
 
 def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:

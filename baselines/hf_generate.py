@@ -13,14 +13,11 @@ Undefined rows: as `multinomial`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import TORCH_NOISE, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -62,12 +59,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("transformers",),
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        TORCH_NOISE,
         zero_temperature=True,
-        exact_to_gap=10.0,  # of torch's exponential: docs/design/exactness.md
-        excess_beyond_gap=0.2,
+        host_sync_free=False,
         filters=FILTERS,
         filter_order=("temperature", "top_k", "top_p", "min_p"),
         ties="any",

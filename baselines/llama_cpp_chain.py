@@ -18,16 +18,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 PACKAGE = "xllamacpp"
 
@@ -132,10 +130,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=(PACKAGE,),
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        STORED,
         zero_temperature=True,
+        host_sync_free=False,
         graph_safe=False,
         filters=FILTERS,
         mixed_filters=True,

@@ -10,14 +10,11 @@ A fused sampler may be faster: it skips the store of the logits, 2 * B * V bytes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Shard, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -41,11 +38,6 @@ PROVIDER = Provider(
     kind=Kind.LOWER_BOUND,
     build=build,
     build_sharded=build_sharded,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
-        zero_temperature=True,
-        host_sync_free=True,
-    ),
+    capabilities=replace(STORED, zero_temperature=True),
     presets=("paper", "quick", "smoke", "cpu", "lean", "tp", "truncated", "score"),
 )

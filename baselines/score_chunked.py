@@ -7,14 +7,9 @@ Each chunk reads the weight again; up to 1024 rows there is one chunk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.logits import STORED, row_targets, scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 ROWS = 1024  # of a chunk
 

@@ -11,14 +11,10 @@ Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.simple import CAPABILITIES, launch_with, not_built
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

@@ -12,16 +12,11 @@ Asynchronous copies, because ptxas delays part of the plain loads until register
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from fsbench.problem import DTYPES, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 NUM_WARPS = 8
 LOADS = 4

@@ -17,7 +17,9 @@ from fsbench.errors import InvalidArgument, one_line
 from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTIZED, Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # a sampler's file takes it from here for annotations, and need not import torch
 
 
 class Kind(StrEnum):
@@ -126,7 +128,7 @@ class Capabilities:
     For truncated problems:
 
     filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
-    mixed_filters: each row may have its own (Problem.mixed).
+    mixed_filters: filters may differ between rows (Problem.mixed).
     penalties: it applies those of Problem, before the filters.
     filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
     ties: equal logits that top-k and top-p keep if only some are needed: the lowest ids ("first",
@@ -313,7 +315,7 @@ class Provider:
     score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
         the result of fsbench.kernels.score, as far as they are claimed; or None.
     accept: compares drafts, int64 [B, k], with sampled tokens [B, k + 1], as verify_drafts does.
-    call: the public function of fsbench.kernels that does this by default; "" if there is none.
+    call: the public function of fsbench.kernels that does this by default, or "".
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
         together, and launch together with the same hidden, seed and offset; every rank returns the

@@ -10,14 +10,11 @@ at T = 1, in akunu's order. Tokens follow the noise contract (token noise).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.kernels.providing.filters import AKUNU_ORDER, STORED_LOGITS, draw_of_stored, draw_rows
 from fsbench.kernels.providing.launches import noise_map
-from fsbench.provider import Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Provider, Tensor
 
 NUM_WARPS = 16
 

@@ -4,7 +4,7 @@ cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp
 another launch. Deviations from the exact distribution: the threshold of top-k comes from 12
 bisections, to 0.007 of a logit, that of top-p from 8, which keep at most p; u is clamped to
 [1e-7, 1 - 1e-7]; scores have 11 bits, so some winners are ties, which the lower token wins.
-`akunu_exact` has none of these; docs/guide/filters-and-penalties.md has their effects.
+`akunu_exact` has no such deviations; docs/guide/filters-and-penalties.md has their effects.
 
 Undefined rows, by reading: a NaN logit is never above a threshold, and argmax decides whether it
 wins; a row without a finite logit gives token 0.
@@ -12,14 +12,11 @@ wins; a row without a finite logit gives token 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.kernels.providing.filters import AKUNU_ORDER, draw_of_stored, launch_rows
 from fsbench.problem import FILTERS
-from fsbench.provider import Capabilities, Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Tensor
 
 TOKENS_AT_ONCE = 4096
 NUM_WARPS = 32

@@ -11,7 +11,6 @@ On one GPU it is flash_sampling with the decoding in a second launch.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import (
     CANDIDATES_ONLY,
@@ -21,10 +20,7 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Shard, Tensor
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:

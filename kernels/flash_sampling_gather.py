@@ -12,8 +12,6 @@ gathered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
@@ -26,10 +24,7 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Shard, Tensor
 
 RANK_STREAM = tl.constexpr(3 << 16)
 """Counter word 3 of the noise that chooses a rank: no Philox block is shared with other noise."""

@@ -8,14 +8,9 @@ exchange these two numbers, not logits; `merge` then draws the rank by Gumbel-ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.local_sample import local_sample
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 SHARDS = 8
 """Simulated ranks (the paper's n). Sizes differ by at most one row; shards without a row, if

@@ -12,14 +12,9 @@ keeps no score, and computes the normalizer, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.local_sample import local_sample
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 TOKENS_AT_ONCE = 8192
 """Vocabulary rows per step (the paper's g); the last chunk is shorter."""

@@ -11,7 +11,7 @@ finite at every temperature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -21,10 +21,7 @@ from fsbench.kernels.noise.contract import candidates, gumbel
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor, padded
 
 TOKENS_OF_GROUP = 1024
 """Tokens per group (the paper's g); a power of two, 16 or more."""

@@ -7,15 +7,10 @@ best candidate; the last program of a row decodes its token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.kernels.providing.one_pass import gumbel_argmax
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider, Shard, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Shard, Tensor, padded
 
 
 class _GumbelArgmax(WorkspaceLaunch):

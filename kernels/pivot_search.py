@@ -10,7 +10,7 @@ program per row gathers up to 4096 tokens; if more must be searched, it reads th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -23,10 +23,7 @@ from fsbench.kernels.providing.filters import STORED_LOGITS, draw_of_stored, dra
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.race import append, draw_of_gathered
-from fsbench.provider import Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Provider, Tensor
 
 TOKENS_AT_ONCE = 4096
 NUM_WARPS = 16

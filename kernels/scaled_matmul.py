@@ -8,15 +8,11 @@ head, as `known_deviation` declares.
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch
 from fsbench.kernels.providing.one_pass import gumbel_argmax
 from fsbench.problem import QUANTIZED, Problem
-from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight, Tensor, padded
 
 ROWS = 32
 """Fewest rows that torch's integer matmul takes on a GPU."""

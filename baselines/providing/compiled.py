@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.baselines.providing.logits import scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Launch, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Launch, Tensor, padded
 
 
 def compile_step(
@@ -47,20 +44,28 @@ def compile_step(
     return compiled
 
 
+def build_compiled(
+    problem: Problem,
+    weight: Tensor,
+    step: Callable[..., Tensor],
+    *inputs: Tensor,
+    mode: str | None = None,
+) -> Launch:
+    """Compile step(hidden, weight, *inputs) for a problem and return its launch."""
+    hidden = weight.new_zeros(problem.B, problem.D)
+    compiled = compile_step(step, hidden, weight, *inputs, mode=mode)
+    return lambda hidden, seed, offset: compiled(hidden, weight, *inputs)
+
+
 def build_race(problem: Problem, weight: Tensor, mode: str | None = None) -> Launch:
     """Build argmax_v p_v / E_v as one compiled graph, matmul included."""
     import torch
 
-    V, temperature, weight = problem.V, problem.temperature, padded(weight)
+    V, temperature = problem.V, problem.temperature
 
     def step(hidden: Tensor, weight: Tensor) -> Tensor:
         probs = scaled_logits(hidden, weight, V, temperature).softmax(dim=-1)
         noise = torch.empty_like(probs).exponential_()
         return probs.div_(noise).argmax(dim=-1)
 
-    compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight, mode=mode)
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return compiled(hidden, weight)
-
-    return launch
+    return build_compiled(problem, padded(weight), step, mode=mode)

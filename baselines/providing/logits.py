@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsbench.problem import Problem
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 Gather = Callable[["Tensor"], "Tensor"]
 STORED = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True)
 """Capabilities of samplers and scores in torch over stored logits."""
+
+# The limits of the fast logarithm in torch's exponential: docs/design/exactness.md.
+TORCH_NOISE = replace(STORED, exact_to_gap=10.0, excess_beyond_gap=0.2)
+"""Capabilities of samplers with noise of torch's `exponential_` or `multinomial`."""
 
 
 def matmul_logits(hidden: Tensor, weight: Tensor, V: int) -> Tensor:

@@ -8,14 +8,11 @@ waits for the copy and for the samplers, so no time of an engine is overlapped
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Launch, Tensor, padded
 
 CAPABILITIES = Capabilities(
     devices=("cuda", "cpu"),

@@ -10,25 +10,17 @@ All logits equal to the kth largest are kept; the sort decides which of equal on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import TORCH_NOISE, matmul_logits
 from fsbench.problem import Problem
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SORTED: dict[str, Any] = {
-    "devices": ("cuda", "cpu"),
-    "dtypes": ("bf16", "fp16", "fp32"),
-    "host_sync_free": True,
-    "exact_to_gap": 10.0,  # of torch's exponential: docs/design/exactness.md
-    "excess_beyond_gap": 0.2,
-    "filters": ("top_k", "top_p"),
-    "mixed_filters": True,
-    "ties": "any",
-}
+SORTED = replace(TORCH_NOISE, filters=("top_k", "top_p"), mixed_filters=True, ties="any")
 """Capabilities of the eager and the compiled sampler."""
 
 

@@ -15,14 +15,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Launch, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Launch, Tensor, padded
 
 STRIDE = 0x1E3779B97F4A7C15
 """Distance between the positions of two seeds of fsbench."""

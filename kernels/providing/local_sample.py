@@ -7,10 +7,7 @@ a group with the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Tensor
 
 
 def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Tensor
 
 TOKENS_AT_ONCE = 2048
 NUM_WARPS = 2

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.filters import filters_of, penalties_of
 from fsbench.kernels.providing.launches import CallLaunch, empty_hidden
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Tensor
 
 CAPABILITIES = Capabilities(
     noise="group",
