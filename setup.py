@@ -1,7 +1,7 @@
-"""The one part of the build that pyproject.toml cannot say: the CPU samplers' core in C++.
+"""Build the C++ core of the CPU samplers, which pyproject.toml cannot declare.
 
-It is optional: without a compiler the installation goes on, and `fsbench list` says what is
-missing. No flag names the builder's CPU; the core chooses its instruction set when it is loaded.
+The core is optional: without a compiler the installation continues, and `fsbench list` reports
+what is missing. The core selects its instruction set when it is loaded, so no flag names a CPU.
 """
 
 import sys
@@ -11,7 +11,7 @@ from setuptools import Extension, find_packages, setup
 CORE = "fsbench/simple/csrc"
 
 setup(
-    # fsbench/kernels and fsbench/baselines are links to the folders beside fsbench/.
+    # fsbench/kernels and fsbench/baselines are links to the folders next to fsbench/.
     packages=find_packages(include=["fsbench", "fsbench.*"]),
     ext_modules=[
         Extension(
@@ -19,9 +19,7 @@ setup(
             [f"{CORE}/native.cpp"],
             depends=[
                 f"{CORE}/{name}.h"
-                for name in (
-                    *("blocks", "decide", "lanes", "penalties", "philox", "ring", "select"),
-                )
+                for name in ["blocks", "decide", "lanes", "penalties", "philox", "ring", "select"]
             ],
             language="c++",
             # gnu++17: with plain c++17 some compilers do not fuse multiply and add.

@@ -8,12 +8,17 @@ import importlib.util
 import os
 import random
 import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Many tests start Python, and without cached bytecode each process compiles fsbench again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Imported modules are never freed; scanning them for garbage takes a third of collection time.
 gc.disable()

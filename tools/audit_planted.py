@@ -1,9 +1,9 @@
-"""Run the check that must find each bug that released samplers had, and record it as verify does.
+"""Run the check that must find each bug of a released sampler, and record it as verify does.
 
     PYTHONPATH=tests/support python tools/audit_planted.py results/cpu/audit-20261123/planted.jsonl
 
-The samplers are the planted ones of tests/support/planted_bugs.py (KNOWN), on the CPU, fp32, T = 1
-and 0.6. docs/results/audit.md shows the record. Takes ten minutes with one thread.
+The samplers are KNOWN in tests/support/planted_bugs.py, on the CPU, fp32, T = 1 and 0.6.
+docs/results/audit.md shows the record. This takes ten minutes with one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(path: Path) -> None:
     with recorder(path, print) as record:
         for bug in sorted(bugs.KNOWN, key=lambda bug: (bug in bugs.IN_THE_FAR_TAIL, bug)):
             sampler, check = {**bugs.BUGS, **bugs.IN_THE_FAR_TAIL}[bug][:2]
-            found = judged(
+            entries = judged(
                 [Found(bug, "tests/support/planted_bugs.py", sampler)],
                 named=True,
                 device="cpu",
@@ -33,7 +33,7 @@ def main(path: Path) -> None:
                     {**line, "provider": bug} if "provider" in line else line
                 ),
             )
-            list(found)
+            list(entries)
 
 
 if __name__ == "__main__":

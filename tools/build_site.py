@@ -39,22 +39,22 @@ def site_text(page: str, text: str) -> str:
         page: the page's path in the repository.
         text: its Markdown.
     """
-    here = site_path(page)
-    if here is None:
+    page_path = site_path(page)
+    if page_path is None:
         raise ValueError(f"page: expected a page of the site; got {page}")
 
-    def link(found: re.Match[str]) -> str:
-        mark, label, target = found.groups()
+    def link(match: re.Match[str]) -> str:
+        mark, label, target = match.groups()
         if target.startswith("#") or re.match(r"[a-z]+:", target):
-            return found[0]
+            return match[0]
         path, _, anchor = target.partition("#")
         repository_path = os.path.normpath(os.path.join(os.path.dirname(page), path))
-        there = site_path(repository_path)
-        if there is None:
+        target_path = site_path(repository_path)
+        if target_path is None:
             return (
                 f"{label} (`{repository_path}`)" if label.strip("`") != repository_path else label
             )
-        relative = os.path.relpath(there, os.path.dirname(here) or ".")
+        relative = os.path.relpath(target_path, os.path.dirname(page_path) or ".")
         return f"{mark}[{label}]({relative}{'#' if anchor else ''}{anchor})"
 
     return LINK.sub(link, text)

@@ -1,22 +1,23 @@
-"""Compile what public calls launch, for GPUs that are not there: registers, stack, instructions.
+"""Compile the launches of public calls without a GPU: registers, stack, instructions.
 
     python tools/compile_kernels.py
 
-writes tools/kernels.csv, which tests hold: for each launch on compute capability 9.0 the registers
-of a thread, bytes of stack, and instructions that load or store a spilled register or an array.
+writes tools/kernels.csv, which tests compare: for each launch on compute capability 9.0 the
+registers of a thread, bytes of stack, and instructions that access a spilled register or an array.
 
     python tools/compile_kernels.py --compare OLD_TREE [--kernels REGEX] [--architecture sm_80]
 
 compares the machine code of another checkout with that of this one, launch by launch: registers,
-memory, and every opcode with its operands. The exit code is 1 if one differs. So a change that is
-to change no kernel can be held to it (git worktree add /tmp/before HEAD~1).
+memory, and every opcode with its operands. The exit code is 1 if one differs. Use it for changes
+that should leave the kernels identical (git worktree add /tmp/before HEAD~1).
 
     python tools/compile_kernels.py --elsewhere
 
-writes what the plain portable kernel takes on GPUs that nobody has timed it on, for `make docs`.
+writes the resources of the plain portable kernel on GPUs that it has not been timed on, for
+`make docs`.
 
-The calls are those of kernel_calls.py, on tensors without memory, in a process that has the tree's
-fsbench. Results are kept from run to run, in $FSBENCH_KERNEL_CACHE, else in ~/.cache/fsbench.
+The calls are those of kernel_calls.py, on tensors without memory, in a process that imports the
+tree's fsbench. Results are cached in $FSBENCH_KERNEL_CACHE, by default ~/.cache/fsbench.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TOOLS = Path(__file__).resolve().parent
 TABLE = TOOLS / "kernels.csv"
 COMPILED = TOOLS / "pages" / "compiled.csv"
 ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
-"""GPUs that the portable kernel is compiled for and has not been timed on."""
+"""GPUs that the portable kernel is compiled for but has not been timed on."""
 TABLED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 (logprob|everything|top 20|rank)"
     r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64( everything)?"
@@ -55,19 +56,19 @@ TABLED = (
     r"|flash_sampling_(hopper|store|all_reduce)) B=16|flash_sampling_token B=64 matmul form"
     r"|flash_sampling_hopper B=256|flash_sampling_(gather|two_step|screened) B=64 2 ranks)$"
 )
-"""Calls that kernels.csv has: every kernel, and what is tuned."""
+"""Calls in kernels.csv: every kernel, and the tuned launches."""
 FORMAT = 2
-"""Raised when what is kept of a kernel changes."""
+"""Version of the cached results."""
 
 
 class Compiled(NamedTuple):
-    """A kernel as some launches compile it.
+    """A compiled kernel, with the launches that use it.
 
     launches: names of calls, with # and a number for the second launch of the kernel in a call.
     registers: of a thread. stack: bytes of a thread. shared: bytes of a program.
     spills: instructions that load from the stack or store to it.
-    instructions: in order, each an opcode with its operands; lines of PTX if those were asked for.
-    config: of the portable kernel's tiles, as its constants have it.
+    instructions: in order, each an opcode with its operands; lines of PTX for `ptx=True`.
+    constants: compile-time constants and options.
     """
 
     kernel: str
@@ -87,30 +88,30 @@ def compile_calls(
     named: str = "",
     ptx: bool = False,
 ) -> list[Compiled]:
-    """Compile the launches of a tree, each different one once.
+    """Compile the launches of a tree, equal ones once.
 
     Args:
         architecture: one of kernel_calls.CHIPS_OF.
-        kernels, named: regular expressions of names of kernels and of calls; those that match.
+        kernels, named: regular expressions that names of kernels and of calls must match.
         ptx: lines of PTX in place of the instructions, and 0 for numbers.
 
     Raises:
-        RuntimeError: a call fails or a kernel does not compile; with what the process printed.
+        RuntimeError: a call fails or a kernel does not compile; has the output of the process.
     """
     with _site(tree.resolve()) as site, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "compiled.jsonl"
         worker = ["--worker", str(out), "--architecture", architecture]
         done = subprocess.run(
-            # -P: the modules beside this file are not the tree's.
+            # -P: modules next to this file are not the tree's.
             [sys.executable, "-P", __file__, *worker, f"--kernels={kernels}", f"--named={named}"]
             + ["--ptx"] * ptx,
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(site), str(TOOLS)]),
                 "TRITON_INTERPRET": "0",
-                # With line numbers, ptxas names registers by where a function stands in its file.
+                # With line numbers, the registers that ptxas chooses depend on the lines of code.
                 "TRITON_DISABLE_LINE_INFO": "1",
-                "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to be kept
+                "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to keep
             },
             cwd=folder,
             capture_output=True,
@@ -123,7 +124,7 @@ def compile_calls(
 
 @contextmanager
 def _site(tree: Path) -> Iterator[Path]:
-    """A folder of links to import a tree's fsbench from, its kernels and baselines included."""
+    """Yield a folder of links from which a tree's fsbench is imported."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "fsbench"
         package.mkdir()
@@ -135,7 +136,7 @@ def _site(tree: Path) -> Iterator[Path]:
 
 
 def first_difference(old: Sequence[str], new: Sequence[str]) -> tuple[int, str, str] | None:
-    """(place, one, the other) of the first that two lists of instructions have different."""
+    """Return (index, old, new) of the first difference of two lists of instructions, or None."""
     for place, (one, other) in enumerate(zip_longest(old, new, fillvalue="the end")):
         if one != other:
             return place, one, other
@@ -143,10 +144,10 @@ def first_difference(old: Sequence[str], new: Sequence[str]) -> tuple[int, str, 
 
 
 def report(old: list[Compiled], new: list[Compiled]) -> Iterator[tuple[bool, str]]:
-    """Lines of (whether all in it is well, text): a table by kernel, then what is different."""
+    """Yield lines (no difference in it, text): a table by kernel, then the differences."""
     before, after = (
-        {(each.kernel, launch): each for each in found for launch in each.launches}
-        for found in (old, new)
+        {(each.kernel, launch): each for each in kernels for launch in each.launches}
+        for kernels in (old, new)
     )
     by_kernel: dict[str, list[str]] = defaultdict(list)
     for kernel, launch in before | after:
@@ -166,10 +167,10 @@ def report(old: list[Compiled], new: list[Compiled]) -> Iterator[tuple[bool, str
                 )
                 continue
             counts[4] += len(other.instructions)
-            found = first_difference(_lines(one), _lines(other))
-            counts[1 if found is None else 2] += 1
-            if found:
-                place, was, now = found
+            difference = first_difference(_lines(one), _lines(other))
+            counts[1 if difference is None else 2] += 1
+            if difference:
+                place, was, now = difference
                 notes.append(f"{kernel}, {launch}: line {place}\n    old  {was}\n    new  {now}")
         yield counts[0] == counts[1], _row(kernel, counts)
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
@@ -179,7 +180,7 @@ def report(old: list[Compiled], new: list[Compiled]) -> Iterator[tuple[bool, str
 
 
 def _lines(compiled: Compiled) -> list[str]:
-    """What a kernel takes, then its instructions."""
+    """Return the resources of a kernel, then its instructions."""
     taken = f"{compiled.registers} registers, {compiled.stack} B stack, {compiled.shared} B shared"
     return [taken, *compiled.instructions]
 
@@ -189,7 +190,7 @@ def _row(name: str, counts: Sequence[int]) -> str:
 
 
 def table(compiled: list[Compiled]) -> list[dict[str, str]]:
-    """Rows of kernels.csv: one for each launch, sorted by kernel and call."""
+    """Return the rows of kernels.csv: one for each launch, sorted by kernel and call."""
     columns = ("registers", "stack", "spills", "shared")
     rows = [
         {"kernel": each.kernel, "launch": launch}
@@ -201,7 +202,7 @@ def table(compiled: list[Compiled]) -> list[dict[str, str]]:
 
 
 def elsewhere() -> list[dict[str, str]]:
-    """Registers of a thread, bytes of stack and of shared memory on each of ELSEWHERE."""
+    """Return registers of a thread, bytes of stack and shared memory, for each of ELSEWHERE."""
     rows = []
     for gpu in ELSEWHERE:
         for each in compile_calls(architecture=gpu, named="^portable B=\\d+ plain$"):
@@ -211,7 +212,7 @@ def elsewhere() -> list[dict[str, str]]:
 
 
 def _config(constants: dict[str, Any]) -> str:
-    """The tiles of a launch of the portable kernel."""
+    """Return the tile shape of a launch of the portable kernel."""
     sizes = zip("bvds", ("BLOCK_B", "BLOCK_V", "BLOCK_D", "SLICE"), strict=True)
     tiles = "".join(f"{letter}{constants[name]}" for letter, name in sizes)
     turned = "M" if constants["V_ON_M"] else "N"
@@ -227,18 +228,18 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def read(path: Path) -> tuple[str, list[dict[str, str]]]:
-    """(Triton's version, rows) of a table."""
+    """Return (Triton's version, rows) of a table."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return rows[0]["triton"], [{k: v for k, v in row.items() if k != "triton"} for row in rows]
 
 
 _work: list[tuple[Any, Any, Any]] = []
-"""(source, target, options) of each launch: what forked processes inherit."""
+"""(source, target, options) of each launch; forked processes inherit it."""
 
 
 def _compile(number: int) -> list[Any]:
-    """[registers, stack, shared, spills, instructions] of a launch."""
+    """Return [registers, stack, shared, spills, instructions] of a launch, cached."""
     import triton
 
     source, target, options = _work[number]
@@ -253,14 +254,14 @@ def _compile(number: int) -> list[Any]:
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json.gz"
     if kept.exists():
-        known: list[Any] = json.loads(gzip.decompress(kept.read_bytes()))
-        return known
+        result: list[Any] = json.loads(gzip.decompress(kept.read_bytes()))
+        return result
     compiled = triton.compile(source, target=target, options=options.__dict__)
-    found = _of_amd(compiled) if target.backend == "hip" else _of_nvidia(compiled)
-    temporary = kept.with_suffix(f".{os.getpid()}")  # whole or not at all
-    temporary.write_bytes(gzip.compress(json.dumps(found).encode(), 5))
+    result = _of_amd(compiled) if target.backend == "hip" else _of_nvidia(compiled)
+    temporary = kept.with_suffix(f".{os.getpid()}")  # another process never reads half a file
+    temporary.write_bytes(gzip.compress(json.dumps(result).encode(), 5))
     temporary.replace(kept)
-    return found
+    return result
 
 
 def _of_nvidia(compiled: Any) -> list[Any]:
@@ -281,14 +282,14 @@ def _of_nvidia(compiled: Any) -> list[Any]:
 
 
 def _of_amd(compiled: Any) -> list[Any]:
-    """Without the instructions: cuobjdump knows none of these."""
-    said = dict(re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE))
-    stack = int(said["private_segment_fixed_size"])
-    return [int(said["vgpr_count"]), stack, compiled.metadata.shared, 0, []]
+    """Return the same without instructions, which cuobjdump cannot read."""
+    usage = dict(re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE))
+    stack = int(usage["private_segment_fixed_size"])
+    return [int(usage["vgpr_count"]), stack, compiled.metadata.shared, 0, []]
 
 
 def _translate(number: int) -> list[Any]:
-    """The same with lines of PTX, which are not kept."""
+    """Return the same with lines of PTX, not cached."""
     import triton
 
     source, target, options = _work[number]
@@ -297,13 +298,13 @@ def _translate(number: int) -> list[Any]:
 
 
 def instructions_of(code: str) -> list[str]:
-    """The instructions of what `cuobjdump -sass` prints, without their addresses and encodings."""
-    found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", code, re.MULTILINE)
-    return [re.sub(r"\s+", " ", instruction) for instruction in found]
+    """Return the instructions in the output of `cuobjdump -sass`, without addresses."""
+    lines = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", code, re.MULTILINE)
+    return [re.sub(r"\s+", " ", instruction) for instruction in lines]
 
 
 def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> None:
-    """Collect the launches, with a tree's fsbench, then compile them in parallel."""
+    """Collect the launches of the imported fsbench, then compile them in parallel."""
     import kernel_calls
     import triton
 
@@ -311,7 +312,7 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
     from fsbench.kernels.warming.offline import use_cpu_guard, without_gpu
 
     use_cpu_guard()
-    found: dict[tuple[Any, str], list[str]] = {}
+    launches_of: dict[tuple[Any, str], list[str]] = {}
     jobs = []
     with without_gpu(kernel_calls.CHIPS_OF[architecture]) as launches:
         for call in kernel_calls.calls(architecture):
@@ -322,7 +323,7 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
                 call.run()
             except Exception as error:
                 if architecture != "sm_90" and isinstance(error, InvalidArgument):
-                    continue  # a kernel for Hopper, or a dtype that this GPU has not
+                    continue  # a kernel for Hopper, or a dtype that this GPU lacks
                 raise RuntimeError(f"{architecture}, {call.name}: {error}") from error
             numbers: dict[str, int] = defaultdict(int)
             for launch in launches:
@@ -331,16 +332,16 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
                 if not re.search(kernels, name):
                     continue
                 where = call.name + (f" #{numbers[name]}" if numbers[name] > 1 else "")
-                if (launch.kernel, launch.key) not in found:
-                    found[launch.kernel, launch.key] = []
+                if (launch.kernel, launch.key) not in launches_of:
+                    launches_of[launch.kernel, launch.key] = []
                     jobs.append((name, launch))
-                found[launch.kernel, launch.key].append(where)
+                launches_of[launch.kernel, launch.key].append(where)
         target = triton.runtime.driver.active.get_current_target()
     constants = []
     for _, launch in jobs:
         kernel, _, signature, _, constexprs, options, attributes, *_ = launch.compile.args
         _work.append((kernel.ASTSource(kernel, signature, constexprs, attributes), target, options))
-        named_constants = {kernel.arg_names[at[0]]: value for at, value in constexprs.items()}
+        named_constants = {kernel.arg_names[path[0]]: value for path, value in constexprs.items()}
         numbers_ = {n: getattr(options, n, None) for n in ("num_warps", "num_stages")}
         constants.append(
             {n: v for n, v in (named_constants | numbers_).items() if isinstance(v, int | str)}
@@ -350,12 +351,12 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
         results = pool.map(_translate if ptx else _compile, range(len(_work)), chunksize=1)
     with out.open("w", encoding="utf-8") as file:
         for (name, launch), result, values in zip(jobs, results, constants, strict=True):
-            line = [name, found[launch.kernel, launch.key], *result, values]
+            line = [name, launches_of[launch.kernel, launch.key], *result, values]
             file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the options; write a table or print the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--compare", type=Path, metavar="TREE", help="with this checkout")
     parser.add_argument("--architecture", default="sm_90", help="sm_80, sm_90, sm_100")
@@ -364,20 +365,20 @@ def main() -> None:
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--named", default="", help="a regular expression of names of calls")
     parser.add_argument("--ptx", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    which = (given.architecture, given.kernels, given.named)
-    if given.worker:
-        work(given.worker, *which, given.ptx)
+    args = parser.parse_args()
+    which = (args.architecture, args.kernels, args.named)
+    if args.worker:
+        work(args.worker, *which, args.ptx)
         return
-    if given.elsewhere:
+    if args.elsewhere:
         write(COMPILED, elsewhere())
         return
     try:
-        if not given.compare:
+        if not args.compare:
             write(TABLE, table(compile_calls(named=TABLED)))
             return
         new = compile_calls(TOOLS.parent, *which)
-        old = compile_calls(given.compare, *which)
+        old = compile_calls(args.compare, *which)
     except RuntimeError as error:
         sys.exit(f"{error}")
     if not old or not new:

@@ -1,17 +1,17 @@
-"""Count the tokens that the screen leaves, and compare tokens of screened_sample and flash_sample.
+"""Count the candidates of the screen, and compare the tokens of screened_sample and flash_sample.
 
     python tools/count_candidates.py results/mine/draws.csv
 
-Times nothing; jobs screened-cases and screened-masks of tools/record.toml do. Every case draws
-STEPS steps with both samplers, for logits from flat to one-hot, greedy decoding and heavy masks. In
-the end --draws tokens are drawn by both, from logits of many spreads; `equality` in the JSON file
-next to the CSV has the result, with the environment. Columns:
+Every case draws STEPS steps with both samplers, for logits from flat to one-hot, greedy decoding
+and masks that forbid most tokens. At the end both draw --draws tokens from logits of many spreads:
+`equality` in the JSON file next to the CSV. The jobs screened-cases and screened-masks of
+tools/record.toml measure times. Columns:
 
     d, v, b             the shape
     case                distribution of the logits, and options
-    candidates, most    tokens of a row whose exact logits were computed: mean, and largest
-    in_full             draws for which all of the row's logits were
-    draws, unequal      drawn by both samplers; tokens that differ
+    candidates, most    tokens per row whose exact logits were computed: mean and maximum
+    in_full             draws for which all logits of the row were computed
+    draws, unequal      number drawn by both samplers, and of those that differ
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def cases(B: int, weight: Tensor) -> Iterator[Case]:
     for share in (0.1, 0.001):
         allowed = torch.rand(B, V, device=weight.device) < share
         yield f"normal:3, {share:.1%} allowed", wide, {"mask": pack_mask(allowed)}
-    # Along rows of the weight: their tokens then lie far above all others.
+    # Parallel to rows of the weight: the logits of these tokens are far above all others.
     rows = weight[torch.arange(B, device=weight.device) * 997 % V].float()
     yield "one-hot", (30 * rows / rows.norm(dim=1)[:, None]).to(weight.dtype), {}
 
 
 def both(hidden: Tensor, head: ScreenedHead, **options: Any) -> tuple[Tensor, Tensor]:
-    """(candidates of each row, -1 for a row computed in full; how many tokens differ)."""
+    """Return the candidates of each row (-1: computed in full), and the number of differences."""
     sample = screened_sample(hidden, head, noise="token", **options)
     same = flash_sample(hidden, head.weight, noise="token", **options)
     assert sample.found is not None
@@ -75,17 +75,17 @@ def both(hidden: Tensor, head: ScreenedHead, **options: Any) -> tuple[Tensor, Te
 
 
 def count(hidden: Tensor, head: ScreenedHead, options: dict[str, Any]) -> list[object]:
-    """The columns of one case from `candidates` on."""
+    """Return the columns of one case from `candidates` on."""
     seed, offset = torch.ones(2, 1, dtype=torch.int64, device=hidden.device)
     drawn = [both(hidden, head, seed=seed, offset=offset + n, **options) for n in range(STEPS)]
-    counts, unequal = torch.cat([found for found, _ in drawn]), sum(int(n) for _, n in drawn)
+    counts, unequal = torch.cat([n for n, _ in drawn]), sum(int(n) for _, n in drawn)
     few = counts[counts >= 0].float()
     mean, most = (f"{few.mean().item():.1f}", int(few.max())) if len(few) else ("", "")
     return [mean, most, int((counts < 0).sum()), len(counts), unequal]
 
 
 def equality(head: ScreenedHead, draws: int) -> dict[str, object]:
-    """Draw so many tokens with both samplers, at several temperatures."""
+    """Draw `draws` tokens with both samplers, at several temperatures."""
     (V, D), device = head.weight.shape, head.weight.device
     unequal, in_full = torch.zeros(2, dtype=torch.int64, device=device)
     T = torch.tensor(TEMPERATURES, device=device).repeat(AT_ONCE // len(TEMPERATURES))
@@ -97,9 +97,9 @@ def equality(head: ScreenedHead, draws: int) -> dict[str, object]:
             sigma = 0.1 * 160 ** torch.rand(AT_ONCE, 1, device=device)
             unit = torch.randn(AT_ONCE, D, device=device) / D**0.5
             hidden = (sigma * unit).to(head.weight.dtype)
-        found, differ = both(hidden, head, temperature=T, seed=seed, offset=offset)
+        candidates, differ = both(hidden, head, temperature=T, seed=seed, offset=offset)
         unequal += differ
-        in_full += (found < 0).sum()
+        in_full += (candidates < 0).sum()
         offset += 1
         done += AT_ONCE
     return {
@@ -119,10 +119,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("path", type=Path, help="CSV file to write")
     parser.add_argument("--draws", type=int, default=10_000_000, help="drawn by both samplers")
-    given = parser.parse_args(arguments)
-    given.path.parent.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(arguments)
+    args.path.parent.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"equality": [], "prepare_s": {}}
-    with given.path.open("w", newline="") as file:
+    with args.path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for D, V in SHAPES:
@@ -137,10 +137,10 @@ def main(arguments: list[str] | None = None) -> None:
                 for name, hidden, options in cases(B, weight):
                     writer.writerow([D, V, B, name, *count(hidden, head, options)])
                     file.flush()
-            if given.draws and SHAPES[0][0] == D:
-                record["equality"].append(equality(head, given.draws))
+            if args.draws and SHAPES[0][0] == D:
+                record["equality"].append(equality(head, args.draws))
     record["environment"] = environment("cuda", sys.argv)
-    given.path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+    args.path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

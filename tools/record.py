@@ -1,15 +1,15 @@
-"""Measures a machine with GPUs anew, job by job: the jobs of record.toml, in its order.
+"""Repeat the measurements of results/ on a machine with GPUs: the jobs of record.toml, in order.
 
     python tools/record.py                             # everything, however long it takes
     python tools/record.py --minutes 9 --only 'paper,lean,verify-*'
     python tools/record.py --list --gpu h100           # seconds that jobs take there
     python tools/record.py --dry-run                   # what would be called
 
-Results go to results/<gpu>/, what jobs print to log/ there. record.json has of each job its
-results, commit, seconds and, once it has ended, its exit code. A job that failed has ended too: a
-sampler that fails verification is a result. A later call goes on with what has not ended: it
-continues a `fsbench run` that was stopped, and begins other jobs anew. Without a GPU it needs
---folder and --jobs: jobs for a CPU.
+Results are written to results/<gpu>/, the output of jobs to log/ in it. For each job, record.json
+has the path of its results, the commit, the seconds and, once it has ended, its exit code. A job
+that failed has ended too: a sampler that fails verification is a result. A later call continues a
+`fsbench run` that was stopped, and repeats other jobs that have not ended. Without a GPU, --folder
+and --jobs are required: jobs for a CPU.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fsbench.records.iomodel import gpu_slug
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
-SIDE_BY_SIDE = 8  # untimed jobs on a GPU
-WORTH_S = 120  # less is not worth the start of a run that can be continued
+UNTIMED_PER_GPU = 8
+WORTH_S = 120  # a resumable run is not started for less time than this
 GRACE_S = 30  # between the request to stop and the kill
 
 
 @dataclass(frozen=True)
 class Job:
-    """A table of record.toml, which tells what the fields are."""
+    """A table of record.toml, which describes the fields."""
 
     name: str
     command: str
@@ -64,13 +64,13 @@ class Job:
         return self.command.startswith("fsbench run ")
 
     @property
-    def lacking(self) -> bool:
-        """Whether this environment has not what it needs: a Python package or a program."""
+    def lacks_needs(self) -> bool:
+        """Whether the Python package or program that it needs is missing."""
         return bool(self.needs and not (find_spec(self.needs) or shutil.which(self.needs)))
 
 
 class Started(NamedTuple):
-    """A job that runs on these GPUs since `began` (monotonic)."""
+    """A running job. began: time.monotonic() of its start."""
 
     job: Job
     gpus: list[str]
@@ -79,16 +79,17 @@ class Started(NamedTuple):
 
 
 def fill(text: str, **words: Any) -> str:
-    """The text with words for their names in braces; names without a word stay."""
+    """Replace {name} by its word; names without a word are kept."""
     for name, word in words.items():
         text = text.replace(f"{{{name}}}", str(word))
     return " ".join(text.split())
 
 
 def read_jobs(path: Path, gpu: str) -> list[Job]:
-    """The jobs of a TOML file; one for every value of `each`.
+    """Return the jobs of a TOML file, one for every value of `each`.
 
-    gpu: its slug, for how long they take.
+    Args:
+        gpu: slug of the GPU, which scales the expected seconds.
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     words = {**tables.pop("words", {}), "models": ",".join(models())}
@@ -101,24 +102,24 @@ def read_jobs(path: Path, gpu: str) -> list[Job]:
         for key in values:
             job = Job(f"{name}-{key}".replace(":", "-") if key else name, **table)
             each = values[key] if isinstance(values, dict) else key
-            own = {"each": each, **words, "name": job.name, "key": key}
-            command, out = fill(job.command, **own), fill(job.out, **own)
+            job_words = {"each": each, **words, "name": job.name, "key": key}
+            command, out = (fill(text, **job_words) for text in (job.command, job.out))
             seconds = round(job.seconds * slower)
             jobs.append(replace(job, command=command, out=out, seconds=seconds))
     return jobs
 
 
 def cases(name: str) -> str:
-    """The options of `fsbench run` for all samplers of a file in tools/cases; "" for none."""
+    """Return the options of `fsbench run` for all samplers of a file in tools/cases."""
     if not name:
         return ""
     path = f"tools/cases/{name}.py"
-    found = load(name, path, "file", str(ROOT / path))
-    return " ".join([f"--provider-path {path}", *(f"--provider {each.name}" for each in found)])
+    entries = load(name, path, "file", str(ROOT / path))
+    return " ".join([f"--provider-path {path}", *(f"--provider {each.name}" for each in entries)])
 
 
 def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
-    """The jobs that match a pattern, each of which has to match one."""
+    """Return the jobs that match a pattern; exit if a pattern matches none."""
     for pattern in patterns:
         if not any(fnmatch(job.name, pattern) for job in jobs):
             raise SystemExit(f"record: --only: no job is {pattern!r}; --list names them")
@@ -126,58 +127,62 @@ def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
 
 
 def samplers() -> list[str]:
-    """Exact and greedy samplers of the GPU. Those of the host take hours; CI verifies them."""
+    """Return the exact and greedy samplers of the GPU; those of the CPU are verified by CI."""
     listed = subprocess.run(["fsbench", "list", "--json"], stdout=subprocess.PIPE, check=True)
     return [
         each["name"]
         for each in json.loads(listed.stdout)["providers"]
         if each["kind"] in ("exact", "greedy") and each["cuda"] == "yes"
         if each["capabilities"].get("graph_safe", True)
-        if each["name"] != "scaled_matmul"  # which takes quantized heads alone
+        if each["name"] != "scaled_matmul"  # takes quantized heads only
     ]
 
 
 def commit_here() -> str:
-    """FSBENCH_COMMIT, or this tree's commit, with -dirty if its code differs from that."""
-    if told := os.environ.get("FSBENCH_COMMIT"):
-        return told
+    """Return FSBENCH_COMMIT or this tree's commit, with -dirty if its code was changed."""
+    if commit := os.environ.get("FSBENCH_COMMIT"):
+        return commit
     sha, dirty = git_state(ROOT)
     if not sha:
-        raise SystemExit("record: expected FSBENCH_COMMIT where git does not tell the commit")
+        raise SystemExit("record: this tree has no git commit; set FSBENCH_COMMIT")
     return f"{sha}-dirty" if dirty else sha
 
 
 def same_code(a: str, b: str) -> bool:
-    """Whether two commits have the same code; without git, whether they are the same."""
+    """Return whether two commits have the same code; without git, whether they are equal."""
     diff = ["git", "diff", "--quiet", a, b, "--", *CODE]
     return a == b or not subprocess.run(diff, stderr=subprocess.DEVNULL).returncode
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The record.json of a folder, by job."""
+    """Return the record.json of a folder: job -> facts."""
     path = folder / "record.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 class Recorder:
-    """The jobs of one folder on these GPUs. state: its record.json. looks: begins no job."""
+    """Runs jobs on these GPUs and keeps record.json (`state`) of a folder.
 
-    def __init__(self, folder: Path, gpus: list[str], commit: str, looks: bool = False):
+    Args:
+        read_only: start no job, and take no lock.
+    """
+
+    def __init__(self, folder: Path, gpus: list[str], commit: str, read_only: bool = False):
         self.folder, self.gpus, self.commit = folder, gpus, commit
         self.running: list[Started] = []
-        if not looks:
+        if not read_only:
             self._lock()
         self.state = read_state(folder)
 
     def _lock(self) -> None:
-        folder = self.folder
-        (folder / "log").mkdir(parents=True, exist_ok=True)
-        # Jobs inherit it: should this process be killed, none is begun beside those it leaves.
-        self.lock = open(folder / "log" / "lock", "w")  # noqa: SIM115
+        (self.folder / "log").mkdir(parents=True, exist_ok=True)
+        # Jobs inherit the lock: if this process is killed, no call starts jobs next to orphans.
+        self.lock = open(self.folder / "log" / "lock", "w")  # noqa: SIM115
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SystemExit(f"record: another call measures {folder}, or jobs it left") from None
+            message = f"record: {self.folder}: another call, or a job that it left, is running"
+            raise SystemExit(f"{message}; wait for it or end it") from None
 
     def note(self, job: Job, **facts: Any) -> None:
         """Add facts of a job to record.json."""
@@ -185,18 +190,19 @@ class Recorder:
         write_atomically(self.folder / "record.json", json.dumps(self.state, indent=1) + "\n")
 
     def run(self, jobs: list[Job], minutes: float) -> None:
-        """Begin each job once it has a GPU, until all have ended or the time is over."""
+        """Start each job once a GPU is free, until all have ended or the time is over."""
         deadline = time.monotonic() + 60 * minutes
         waiting = list(jobs)
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while (remaining_s := deadline - time.monotonic()) > 0:
                 self.reap()
                 for job in list(waiting):
-                    spent = self.state.get(job.name, {}).get("seconds", 0)  # not enough
+                    # A job that was stopped needs more than the time that it had.
+                    spent = self.state.get(job.name, {}).get("seconds", 0)
                     needs = WORTH_S if job.resumable else max(job.seconds, spent)
-                    if needs <= left and (gpus := self.free(job)):
+                    if needs <= remaining_s and (gpus := self.free(job)):
                         waiting.remove(job)
-                        self.begin(job, gpus)
+                        self.start(job, gpus)
                 if not self.running:
                     break
                 time.sleep(0.1)
@@ -204,24 +210,21 @@ class Recorder:
             self.stop()
 
     def free(self, job: Job) -> list[str]:
-        """The GPUs on which a job may begin now; none if it has to wait."""
+        """Return the GPUs on which a job may start now; none if it has to wait."""
         if job.alone or any(each.job.alone for each in self.running):
             return [] if self.running else self.gpus
         on = {gpu: [each.job for each in self.running if gpu in each.gpus] for gpu in self.gpus}
         for gpu in sorted(self.gpus, key=lambda gpu: len(on[gpu])):
             shared = job.untimed and all(each.untimed for each in on[gpu])
-            if len(on[gpu]) < (SIDE_BY_SIDE if shared else 1):
+            if len(on[gpu]) < (UNTIMED_PER_GPU if shared else 1):
                 return [gpu]
         return []
 
-    def begin(self, job: Job, gpus: list[str]) -> None:
+    def start(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
-        known = job.name in self.state
         out, command = self.call(job)
-        if (
-            known and out.is_dir() and "--resume" not in command
-        ):  # what this job left when it was stopped
-            shutil.rmtree(out)
+        if job.name in self.state and out.is_dir() and "--resume" not in command:
+            shutil.rmtree(out)  # left by this job when it was stopped
         elif out.is_file():  # some programs append
             out.unlink()
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -238,25 +241,25 @@ class Recorder:
                 pass_fds=[self.lock.fileno()],
             )
         self.running.append(Started(job, gpus, process, began))
-        print(f"{job.name}: begins on GPU {','.join(gpus)}", flush=True)
+        print(f"{job.name}: started on GPU {','.join(gpus)}", flush=True)
 
     def call(self, job: Job) -> tuple[Path, str]:
-        """(where it writes, the command)."""
-        known = job.name in self.state
-        out = self.folder / (self.state[job.name]["out"] if known else self.unused(job))
-        if known and job.resumable and (out / "env.json").exists():
+        """Return the path that a job writes to, and its command."""
+        entry = self.state.get(job.name)
+        out = self.folder / (entry["out"] if entry else self.unused(job))
+        if entry and job.resumable and (out / "env.json").exists():
             return out, f"fsbench run --resume {shlex.quote(str(out))}"
         degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
         return out, fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
 
     def unused(self, job: Job) -> str:
-        """Where a job writes: NAME-DATE, or with the time, too, if that exists."""
+        """Return a path for a job's results: NAME-DATE, with the time too if that exists."""
         now = datetime.now(UTC)
         out = fill(job.out, date=f"{now:%Y%m%d}")
         return fill(job.out, date=f"{now:%Y%m%dT%H%M%S}") if (self.folder / out).exists() else out
 
     def reap(self, stopped: bool = False) -> None:
-        """Note what the jobs took that run no more. stopped: they did not end by themselves."""
+        """Note the seconds and exit codes of jobs that have ended, or that were `stopped`."""
         for started in [each for each in self.running if each.process.poll() is not None]:
             self.running.remove(started)
             job, code = started.job, started.process.returncode
@@ -266,7 +269,7 @@ class Recorder:
             print(f"{job.name}: {state_of(ended)} after {seconds:.0f} s", flush=True)
 
     def stop(self) -> None:
-        """Interrupt what runs, as Ctrl-C does; kill what does not heed that."""
+        """Interrupt running jobs as Ctrl-C does, and kill those that continue."""
         self.reap()
         for request in (signal.SIGINT, signal.SIGKILL):
             for started in self.running:
@@ -282,78 +285,78 @@ def state_of(entry: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Parse the options, and run, list or print the jobs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end this call then")
-    parser.add_argument("--only", default="*", help="these jobs, comma list; * matches anything")
-    parser.add_argument("--list", action="store_true", help="tell what is done, begin nothing")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, begin nothing")
-    parser.add_argument("--gpu", help="with --list: seconds and results of this one, as h100")
-    parser.add_argument("--again", action="store_true", help="measure anew what other code did")
+    parser.add_argument("--only", default="*", help="names of jobs, comma list; * matches anything")
+    parser.add_argument("--list", action="store_true", help="print the state of each job and exit")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")
+    parser.add_argument("--gpu", help="with --list: the GPU, such as h100")
+    parser.add_argument("--again", action="store_true", help="repeat jobs that other code measured")
     parser.add_argument("--folder", type=Path, help="default: results/<gpu>")
     parser.add_argument("--jobs", type=Path, help="default: tools/record.toml")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     gpus = hardware.gpus()
-    gpu = given.gpu or (gpu_slug(gpus[0].name) if gpus else "")
-    looks = given.list or given.dry_run
-    if not (gpus or (given.folder and given.jobs) or (looks and (gpu or given.folder))):
+    gpu = args.gpu or (gpu_slug(gpus[0].name) if gpus else "")
+    read_only = args.list or args.dry_run
+    if not (gpus or (args.folder and args.jobs) or (read_only and (gpu or args.folder))):
         raise SystemExit(
-            f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}; without one: --folder and "
-            "--jobs, or --list --gpu NAME"
+            f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}; without one, pass "
+            "--folder and --jobs, or --list --gpu NAME"
         )
-    folder = given.folder.resolve() if given.folder else Path("results") / gpu
-    table = (given.jobs or Path(__file__).with_suffix(".toml")).resolve()
+    folder = args.folder.resolve() if args.folder else Path("results") / gpu
+    table = (args.jobs or Path(__file__).with_suffix(".toml")).resolve()
     os.chdir(ROOT)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu.index) for gpu in gpus)
     if not shutil.which("fsbench"):
         raise SystemExit("record: expected fsbench on PATH; `make record` puts it there")
-    jobs = chosen(read_jobs(table, gpu), given.only.split(","))
+    jobs = chosen(read_jobs(table, gpu), args.only.split(","))
     commit = commit_here()
-    if given.list:
+    if args.list:
         show(jobs, read_state(folder), commit)
         return
-    recorder = Recorder(folder, visible.split(","), commit, looks)
-    if given.dry_run:
+    recorder = Recorder(folder, visible.split(","), commit, read_only)
+    if args.dry_run:
         for job in jobs:
             if "exit" not in recorder.state.get(job.name, {}):
                 print(f"{job.name}: {recorder.call(job)[1]}")
         return
-    jobs = [job for job in jobs if job.gpus <= len(recorder.gpus) and not job.lacking]
-    known = {job.name: recorder.state[job.name] for job in jobs if job.name in recorder.state}
-    other = [name for name, entry in known.items() if not same_code(entry["commit"], commit)]
-    if other and not given.again:
+    jobs = [job for job in jobs if job.gpus <= len(recorder.gpus) and not job.lacks_needs]
+    entries = {job.name: recorder.state[job.name] for job in jobs if job.name in recorder.state}
+    outdated = [name for name, entry in entries.items() if not same_code(entry["commit"], commit)]
+    if outdated and not args.again:
         raise SystemExit(
-            f"record: {', '.join(other)}: measured with other code than that of {commit[:7]}; "
-            "measure them --again, leave them out by --only, or take another --folder"
+            f"record: {', '.join(outdated)}: measured with other code than that of {commit[:7]}; "
+            "pass --again, leave them out by --only, or take another --folder"
         )
-    for name in other:
+    for name in outdated:
         del recorder.state[name]
-    # A shell's background has jobs ignore SIGINT, which they would inherit.
+    # Background jobs of a shell ignore SIGINT, and the processes started below would inherit that.
     for request in (signal.SIGINT, signal.SIGTERM):
         signal.signal(request, signal.default_int_handler)
     recorder.run(
-        [job for job in jobs if "exit" not in recorder.state.get(job.name, {})], given.minutes
+        [job for job in jobs if "exit" not in recorder.state.get(job.name, {})], args.minutes
     )
     show(jobs, recorder.state, commit)
 
 
 def show(jobs: list[Job], state: dict[str, Any], commit: str) -> None:
-    """Print a line for each job: its expected seconds, what is done, its results; and the sum."""
-    left = 0.0
+    """Print a line for each job: its expected seconds, results and state; and the sum."""
+    to_do_s = 0.0
     for job in jobs:
         entry = state.get(job.name, {})
-        told = "to do" if job.gpus == 1 else f"to do on {job.gpus} GPUs"
-        if job.lacking:
-            told = f"needs {job.needs}"
+        status = "to do" if job.gpus == 1 else f"to do on {job.gpus} GPUs"
+        if job.lacks_needs:
+            status = f"needs {job.needs}"
         elif entry:
             changed = "" if same_code(entry["commit"], commit) else ", other code"
             seconds = f"{entry.get('seconds', 0):.0f} s"
-            told = f"{state_of(entry)}, {seconds}, commit {entry['commit'][:7]}{changed}"
-        if "exit" not in entry and not job.lacking:
-            left += job.seconds / (SIDE_BY_SIDE if job.untimed else 1)
+            status = f"{state_of(entry)}, {seconds}, commit {entry['commit'][:7]}{changed}"
+        if "exit" not in entry and not job.lacks_needs:
+            to_do_s += job.seconds / (UNTIMED_PER_GPU if job.untimed else 1)
         out = entry.get("out", fill(job.out, date="DATE"))
-        print(f"{job.name:<34}{job.seconds:>5g} s  {out:<40}  {told}")
-    print(f"{left:.0f} s to do on one GPU")
+        print(f"{job.name:<34}{job.seconds:>5g} s  {out:<40}  {status}")
+    print(f"{to_do_s:.0f} s to do on one GPU")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small launches of every public kernel, with rows that have no draw, for compute-sanitizer.
+"""Make small launches of every public kernel, also with undefined rows, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck python tools/sanitize.py
     compute-sanitizer --tool racecheck python tools/sanitize.py
@@ -7,10 +7,10 @@
         --kernel-name-exclude kernel_substring=nccl \\
         torchrun --nproc-per-node 2 tools/sanitize.py --sharded
 
-Shapes have a remainder in every dimension. memcheck is to report nothing; racecheck nothing but
-what it reports for the control, which specializes warps and does nothing else
-(docs/design/kernels.md). NCCL asks the driver for kernels that are not there, and its own read past
-small buffers. Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows where each tensor ends.
+Shapes have a remainder in every dimension. memcheck should report nothing, and racecheck nothing
+but what it reports for the control, which only specializes warps (docs/design/kernels.md). NCCL
+asks the driver for kernels that do not exist, and its kernels read past small buffers. Set
+PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows where each tensor ends.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fsbench.kernels import (
     truncated_sample,
 )
 
-D, ROWS, V = 264, 3001, 2999  # the weight has more rows than there are tokens
+D, ROWS, V = 264, 3001, 2999  # ROWS: of the weight, more than the V tokens
 UNDEFINED = 7
-"""The first rows: NaN, inf and far too large in hidden; then temperatures that are none."""
+"""Number of first rows with NaN, inf or huge hidden states, or with an invalid temperature."""
 
 
 @gluon.jit
@@ -62,17 +62,16 @@ def control() -> None:
 
 
 def inputs(B: int) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]:
-    """hidden, weight, the least a call needs, and all that every call takes."""
+    """Return hidden, weight, the required arguments, and all that every call accepts."""
     generator = torch.Generator("cuda").manual_seed(B)
     hidden = torch.randn(B, D, device="cuda", generator=generator).bfloat16()
     weight = torch.randn(ROWS, D, device="cuda", generator=generator).bfloat16()
     row = torch.arange(B, device="cuda")
     temperature = (row % 3) / 2.0
-    for at, value in enumerate((float("nan"), float("inf"), 2.0**51)):
-        hidden[at, at] = value
-    for at, value in enumerate((float("nan"), -1.0, float("inf"), 2.0**101)):
-        temperature[3 + at] = value
-    least = {"seed": torch.zeros(1, dtype=torch.int64, device="cuda"), "temperature": temperature}
+    hidden[:3].fill_diagonal_(torch.nan)
+    hidden[1, 1], hidden[2, 2] = torch.inf, 2.0**51
+    temperature[3:7] = torch.tensor([torch.nan, -1.0, torch.inf, 2.0**101])
+    required = {"seed": row[:1] * 0, "temperature": temperature}
     everything = {
         "temperature": temperature,
         "bias": torch.zeros(B, V, device="cuda"),
@@ -82,23 +81,26 @@ def inputs(B: int) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]:
         "vocab_size": V,
         "soft_cap": 30.0,
     }
-    return hidden, weight, least, everything
+    return hidden, weight, required, everything
 
 
 def calls(B: int) -> Iterator[tuple[str, Any]]:
-    """(name, call) of every public function, plainly and with every option."""
-    hidden, weight, least, everything = inputs(B)
-    scores = {"return_logprob": True, "return_logz": True, "num_samples": 2}
-    for kernel in ("hopper", "portable"):
-        call = partial(flash_sample, hidden, weight, kernel=kernel)
-        yield f"flash_sample, {kernel}", partial(call, **least)
-        yield f"flash_sample, {kernel}, all options", partial(call, **everything, **scores)
-    yield "flash_sample, token noise", partial(flash_sample, hidden, weight, noise="token", **least)
+    """Yield (name, call) of every public function, without options and with all of them."""
+    hidden, weight, required, everything = inputs(B)
     head = prepare_head(weight)
-    yield "screened_sample", partial(screened_sample, hidden, head, **least)
-    yield "screened_sample, all options", partial(screened_sample, hidden, head, **everything)
-    history = TokenHistory.of([[1, 2]] * B, [[3]] * B, 8, "cuda")
-    penalties = Penalties(history, repetition=1.2, presence=0.1, frequency=0.1)
+    penalties = Penalties(TokenHistory.of([[1, 2]] * B, [[3]] * B, 8, "cuda"), 1.2, 0.1, 0.1)
+    scores = {"return_logprob": True, "return_logz": True, "num_samples": 2}
+    kept: dict[str, Any] = {f"return_{x}": True for x in ("logprob", "kept_logprob", "rank")}
+    kept |= {"return_support": 41, "return_top": 20, "logprob_temperature": 1.0}
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "flash_sample, hopper": (partial(flash_sample, hidden, weight, kernel="hopper"), scores),
+        "flash_sample, portable": (
+            partial(flash_sample, hidden, weight, kernel="portable"),
+            scores,
+        ),
+        "flash_sample, token noise": (partial(flash_sample, hidden, weight, noise="token"), scores),
+        "screened_sample": (partial(screened_sample, hidden, head), {}),
+    }
     filters: dict[str, dict[str, Any]] = {
         "k = 20, p = 0.9": {"top_k": 20, "top_p": 0.9},
         "k = 900": {"top_k": 900},
@@ -106,16 +108,16 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
         "min-p = 0.1": {"min_p": 0.1},
         "penalties": {"top_k": 50, "penalties": penalties},
     }
-    said: dict[str, Any] = {f"return_{x}": True for x in ("logprob", "kept_logprob", "rank")}
-    said |= {"return_support": 41, "return_top": 20, "logprob_temperature": 1.0}
-    for name, kept in filters.items():
-        truncated = partial(truncated_sample, hidden, weight, **kept)
-        yield f"truncated_sample, {name}", partial(truncated, **least)
-        yield f"truncated_sample, {name}, all options", partial(truncated, **everything, **said)
+    for name, options in filters.items():
+        call = partial(truncated_sample, hidden, weight, **options)
+        cases[f"truncated_sample, {name}"] = call, kept
+    for name, (call, outputs) in cases.items():
+        yield name, partial(call, **required)
+        yield f"{name}, all options", partial(call, **everything, **outputs)
 
 
 def check(name: str, call: Any) -> None:
-    """Rows that are well draw a token; those that are not draw none, or one that exists."""
+    """Fail unless defined rows draw a token, and the others none or one that exists."""
     sample = call()
     torch.cuda.synchronize()
     assert sample.valid[UNDEFINED:].all(), name
@@ -124,17 +126,17 @@ def check(name: str, call: Any) -> None:
 
 
 def sharded() -> None:
-    """Draw on several ranks, each with its rows."""
-    dist.init_process_group("cpu:gloo,cuda:nccl")  # objects go by gloo: NCCL reads past them
+    """Draw on several ranks, each with its rows of the weight."""
+    dist.init_process_group("cpu:gloo,cuda:nccl")  # objects by gloo, because NCCL reads past them
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for B in (9, 130):
-        hidden, weight, least, everything = inputs(B)
+        hidden, weight, required, everything = inputs(B)
         shard = VocabShard(weight.tensor_split(ranks)[rank].clone(), vocab_size=V)
         everything.pop("vocab_size")
         for kernel in ("hopper", "portable"):
             call = partial(flash_sample, hidden, shard, kernel=kernel)
-            check(f"{kernel} {B}", partial(call, **least))
+            check(f"{kernel} {B}", partial(call, **required))
             check(f"{kernel} {B}, all options", partial(call, return_logprob=True, **everything))
     dist.destroy_process_group()
 

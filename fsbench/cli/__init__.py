@@ -96,9 +96,10 @@ for each in (app.registered_callback, *_COMMANDS):
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Print a byte of a file's name that is not UTF-8 as it is, and "?" for other letters.
+    """Replace a character that the encoding of the output lacks.
 
-    An encoding may lack letters; a name that is printed can be copied into a shell.
+    Bytes of file names that are not UTF-8 are printed unchanged, so that a name can be copied into
+    a shell; other characters become "?".
     """
     assert isinstance(error, UnicodeEncodeError)
     letter = error.object[error.start]

@@ -19,7 +19,7 @@ def print_measured(results: list[Path], as_json: bool) -> None:
     """Print every configuration of results folders, as tables or as JSON.
 
     Raises:
-        ResultsError: nothing in them can be set against the model.
+        ResultsError: no configuration can be compared with the model.
     """
     parts = [_part(configuration) for configuration in configurations(read_results(results))]
     if not any(part["speedups"] or part["extended"] for part in parts):
@@ -39,7 +39,7 @@ def _part(configuration: Configuration) -> dict[str, Any]:
     bounds = _by_time(configuration, Kind.LOWER_BOUND)
     speedups, extended = [], []
     for other in configuration.providers(Kind.EXACT, fused=False) if len(bounds) > 1 else ():
-        # The tightest bound is the matmul, which writes the logits; the loosest reads the weight.
+        # The slowest bound is the matmul, which writes the logits; the fastest reads the weight.
         stream, matmul = bounds[0], bounds[-1]
         label = configuration.label(other)
         if fused:
@@ -49,8 +49,8 @@ def _part(configuration: Configuration) -> dict[str, Any]:
                 for row in table.reset_index().to_dict("records")
             ]
             speedups += [{"other": other, "label": label, "rows": rows}] if rows else []
-        found = attribution.extend(configuration, other, matmul, stream)
-        extended += [{"label": label, **vars(found)}] if found else []
+        extension = attribution.extend(configuration, other, matmul, stream)
+        extended += [{"label": label, **vars(extension)}] if extension else []
     return {
         "configuration": configuration.stem,
         "title": f"{configuration.title}; {configuration.conditions}",
@@ -62,7 +62,7 @@ def _part(configuration: Configuration) -> dict[str, Any]:
 
 
 def _by_time(configuration: Configuration, kind: Kind, fused: bool | None = None) -> list[str]:
-    """The providers of a kind, those measured at most B first, of these the fastest first."""
+    """Return the providers of a kind, sorted by number of batch sizes, then by time."""
     names = configuration.providers(kind, fused)
     rows = configuration.measured
     logs = {name: rows[rows.provider == name].median_us.map(math.log) for name in names}

@@ -14,7 +14,7 @@ from fsbench.errors import ExitCode, InvalidArgument, ResultsError, shown
 
 
 def percent(text: str, option: str) -> float:
-    """'3%' or '3' -> 0.03."""
+    """Return a percentage as a fraction: '3%' or '3' -> 0.03."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
     if not match or float(match[1]) >= 100:
         raise InvalidArgument(
@@ -48,7 +48,7 @@ def compare(
         option(
             "--within",
             Reader("PERCENT", percent),
-            "What still counts as the same. Default: 2%; with --paper 5%.",
+            "Largest difference that counts as the same. Default: 2%; with --paper 5%.",
         ),
     ] = None,
     fail_on: Annotated[
@@ -65,7 +65,7 @@ def compare(
     """Compare two runs cell by cell, or a run with the tables of the FlashSampling paper.
 
     Two runs: time of B / time of A with its interval, and FAST, SLOW, SAME or AMBIGUOUS. With
-    --paper: our speedups over the paper's baselines beside the published ones.
+    --paper: our speedups over the paper's baselines, compared with the published ones.
     """
     if paper is not None:
         failed = _with_paper(results, paper, fused, within, fail_on)
@@ -86,7 +86,7 @@ def compare(
 
 
 def _two_runs(a: Path, b: Path, within: float | None, fail_on: str | None) -> list[str]:
-    """Print the comparison; returns the cells that --fail-on is about, in words."""
+    """Print the comparison; return a text for each cell that --fail-on rejects."""
     from fsbench.cli import comparing
     from fsbench.cli.result_frames import read_results
     from fsbench.records.store import read_environment
@@ -115,7 +115,7 @@ def _only_run(path: Path) -> Path:
 def _with_paper(
     paths: list[Path], gpu: str, fused: str | None, within: float | None, fail_on: str | None
 ) -> list[str]:
-    """Print the comparison; returns the cells that --fail-on is about, in words."""
+    """Print the comparison; return a text for each cell that --fail-on rejects."""
     from fsbench.cli import comparing
     from fsbench.cli.result_frames import read_results
     from fsbench.report import against_paper as paper
@@ -128,23 +128,23 @@ def _with_paper(
     every = configurations(read_results(paths))
     shares = [(one, table) for one in every if len(table := paper.shares(one, fused))]
     stores = [(one, table) for one in every if len(table := logits_store.overhead(one))]
-    found = paper.compare(every, gpu, fused, needed=not shares and not stores)
+    compared = paper.compare(every, gpu, fused, needed=not shares and not stores)
     comparing.print_sources(gpu, fused)
-    if found:
-        comparing.print_speedups(found, gpu, margin)
+    if compared:
+        comparing.print_speedups(compared, gpu, margin)
     comparing.print_shares(shares)
     comparing.print_stores(stores)
-    if found:
-        comparing.print_summary([cells for _, cells in found], margin)
+    if compared:
+        comparing.print_summary([cells for _, cells in compared], margin)
     return [
         f"Table {cell.table}, B = {cell.b}, vs {cell.method}: {cell.ratio:.3f} of the paper's"
-        for _, cells in found
+        for _, cells in compared
         for cell in cells[cells["ratio"] < 1 - limit].itertuples()
     ]
 
 
 def fail_limit(text: str | None, word: str, default: float) -> float:
-    """The limit of --fail-on, 'slow' or 'slow:3%'; `word` is the one that fits the comparison."""
+    """Return the limit of --fail-on, 'slow' or 'slow:3%'; `word` is the word that is allowed."""
     if text is None or text == word:
         return default
     kind, _, limit = text.partition(":")

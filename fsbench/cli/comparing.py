@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def print_environments(
     folders: Sequence[Path], records: Sequence[dict[str, Any]], cells: pd.DataFrame
 ) -> None:
-    """Which runs are compared, and in what their machines, programs, options and clocks differ."""
+    """Print both runs, and the differences of their machines, programs, options and clocks."""
     for name, folder, record in zip("AB", folders, records, strict=True):
         commit = (record.get("git_sha") or "unknown")[:7]
         changed = ", with changes" if record.get("git_dirty") else ""
@@ -34,7 +34,7 @@ def print_environments(
 
 
 def print_runs(cells: pd.DataFrame, margin: float) -> None:
-    """The rows of `runs.pairs` that both runs measured, per problem; then the others; the count."""
+    """Print the rows of `runs.pairs` by problem, then the unpaired cells and the counts."""
     measured = cells[cells["ratio"].notna()]
     verdicts = [
         runs.verdict(lo, hi, margin) for lo, hi in zip(measured["lo"], measured["hi"], strict=True)
@@ -68,7 +68,7 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
 
 
 def slow_in_words(cells: pd.DataFrame, limit: float) -> list[str]:
-    """Each cell that takes longer in B than in A by more than a limit, with certainty."""
+    """Return a text for each cell whose interval of B / A is above 1 + limit."""
     return [
         f"{_name(cell)}: B / A = {interval(cell.ratio, cell.lo, cell.hi, 3)}"
         for _, cell in cells[cells["lo"] > 1 + limit].iterrows()
@@ -76,7 +76,7 @@ def slow_in_words(cells: pd.DataFrame, limit: float) -> list[str]:
 
 
 def lost_in_words(cells: pd.DataFrame, run: str) -> list[str]:
-    """Each cell of `runs.lost`."""
+    """Return a text for each cell of `runs.lost`."""
     return [
         f"{_name(cell)}: not measured in {run.upper()}: "
         f"{cell[f'status_{run}']}, {cell[f'reason_{run}']}"
@@ -89,24 +89,24 @@ def _name(cell: pd.Series) -> str:
 
 
 def print_sources(gpu: str, fused: str) -> None:
-    """Print the paper's reference and which sampler is compared with which of its methods."""
+    """Print the paper's reference, and our sampler for each of its methods."""
     source = published.source()
     print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
     print(f"  {gpu.upper()}; {source['measuring']}\n")
-    own = source["fused"]
-    note = own["note"] if fused == own["provider"] else "chosen with --fused"
+    fused_source = source["fused"]
+    note = fused_source["note"] if fused == fused_source["provider"] else "chosen with --fused"
     print("The paper's methods, and which samplers of ours are compared with them:")
-    print(f"  {own['method']}: {fused} ({note})")
+    print(f"  {fused_source['method']}: {fused} ({note})")
     for method, entry in source["baselines"].items():
         print(f"  {method}: {entry['provider']} ({entry['note']})")
 
 
 def print_speedups(
-    found: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
+    compared: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
 ) -> None:
-    """The result of `against_paper.compare`, cell by cell."""
+    """Print the result of `against_paper.compare`."""
     baselines = published.source()["baselines"]
-    for configuration, cells in found:
+    for configuration, cells in compared:
         print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
         print_table(
@@ -125,9 +125,9 @@ def print_speedups(
             print(f"not in these results: {', '.join(missing)}")
 
 
-def print_shares(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
-    """The results of `against_paper.shares`."""
-    for configuration, shares in found:
+def print_shares(shares_by_configuration: list[tuple[Configuration, pd.DataFrame]]) -> None:
+    """Print the results of `against_paper.shares`."""
+    for configuration, shares in shares_by_configuration:
         print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
         print_table(
@@ -139,9 +139,9 @@ def print_shares(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
         )
 
 
-def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
-    """The results of `logits_store.overhead`."""
-    for configuration, table in found:
+def print_stores(overheads: list[tuple[Configuration, pd.DataFrame]]) -> None:
+    """Print the results of `logits_store.overhead`."""
+    for configuration, table in overheads:
         print(f"\nTable 9, {published.source()['table']['9']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
         print_table(
@@ -157,14 +157,14 @@ def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
         )
 
 
-def print_summary(found: list[pd.DataFrame], margin: float) -> None:
-    """All cells of `against_paper.compare` in a line, and what the fused kernel has no part in."""
+def print_summary(tables: list[pd.DataFrame], margin: float) -> None:
+    """Print a summary of all cells of `against_paper.compare`, and the spread of the baselines."""
     import pandas as pd
 
     print()
-    _print_summary(pd.concat(found), margin)
-    spread = max(against_paper.spread(cells) for cells in found)
-    if spread == 0:  # one baseline, so nothing to tell its part from the fused kernel's
+    _print_summary(pd.concat(tables), margin)
+    spread = max(against_paper.spread(cells) for cells in tables)
+    if spread == 0:  # one baseline: its part cannot be separated from the fused kernel's
         return
     print(
         f"The baselines of one table and B differ by up to {100 * spread:.1f} % in ours / paper: "

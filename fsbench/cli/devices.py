@@ -1,4 +1,4 @@
-"""The device that a command works on, and the timer."""
+"""Device and timer of a command."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, 
 
 
 def device_to_use(name: str, planned: bool = False) -> str:
-    """cuda or cpu: what --device asks for, or for auto what torch finds here.
+    """Return cuda or cpu for a value of --device; for auto, cuda if torch sees a GPU.
 
-    planned: nothing will run, so a GPU that is asked for need not be here.
+    Args:
+        planned: nothing will run, so --device cuda needs no GPU.
     """
     if name == "cpu" or (planned and name == "cuda"):
         return name

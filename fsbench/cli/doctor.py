@@ -1,7 +1,6 @@
-"""`fsbench doctor`: what this machine lacks, and the command that fixes it.
+"""`fsbench doctor`: check what `fsbench run` needs on this machine, and print fixes.
 
-Each check is a plain function without arguments that returns one DoctorCheck. A check looks, and
-changes nothing.
+Each check is a function without arguments that returns one DoctorCheck and changes nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from fsbench.machine.packages import package_version
 _GPU_EXTRA = "pip install -e '.[gpu]'"
 _WITHOUT_GPU = "not needed without an NVIDIA GPU"
 _STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow"}
-_ROOMY_BYTES = 8e9  # the paper's larger head is 2.1 GB; logits, copies and the flush come on top
+_ENOUGH_BYTES = 8e9  # the paper's larger head has 2.1 GB; logits, copies and the flush need more
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One line of `fsbench doctor`: `fix` is a command (or what to do), empty if all is well."""
+    """One line of `fsbench doctor`. fix: a command or advice; empty if the status is ok."""
 
     name: str
     status: Literal["ok", "missing", "warning"]
@@ -43,7 +42,7 @@ class DoctorCheck:
 
 
 def _torch() -> Any:
-    """The torch module, or None where it cannot be imported."""
+    """Return the torch module, or None if it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError):  # OSError: a CUDA library of the wheel does not load
@@ -57,12 +56,12 @@ def _sees_cuda() -> bool:
 
 
 def check_python() -> DoctorCheck:
-    """The Python in use; older than 3.11 cannot import this package."""
+    """Report the version of Python; versions before 3.11 cannot import this package."""
     return DoctorCheck("python", "ok", platform.python_version())
 
 
 def check_torch() -> DoctorCheck:
-    """torch imports, and sees the GPU if there is one."""
+    """Check that torch can be imported, and that it sees the GPU of this machine."""
     torch = _torch()
     if torch is None:
         return DoctorCheck("torch", "missing", "cannot be imported", "pip install 'torch>=2.11'")
@@ -86,7 +85,7 @@ def check_torch() -> DoctorCheck:
 
 
 def check_nvml() -> DoctorCheck:
-    """NVML answers: without it GPUs run, but clocks and throttling are not recorded."""
+    """Check NVML; without it GPUs run, but clocks and throttling are not recorded."""
     problem = hardware.nvml_problem()
     if problem is None:
         return DoctorCheck("nvml", "ok", f"nvidia-ml-py {package_version('nvidia-ml-py')}")
@@ -98,7 +97,7 @@ def check_nvml() -> DoctorCheck:
 
 
 def check_gpu() -> DoctorCheck:
-    """NVIDIA GPUs and their driver."""
+    """Check that this machine has an NVIDIA GPU; report its driver."""
     gpus = hardware.gpus()
     if not gpus:
         detail = "no NVIDIA GPU found: `fsbench run` measures the samplers that run on CPUs"
@@ -108,13 +107,13 @@ def check_gpu() -> DoctorCheck:
 
 
 def check_compute_capability() -> DoctorCheck:
-    """Compute capability >= 8.0 (bf16 tensor cores), of every GPU that torch sees."""
+    """Check for compute capability >= 8.0 (bf16 tensor cores) of all GPUs that torch sees."""
     if not _sees_cuda():
         return DoctorCheck("capability", "warning", "torch sees no CUDA device")
     torch = _torch()
-    found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
-    names = ", ".join(f"{major}.{minor}" for major, minor in found)
-    if min(found) < (8, 0):
+    capabilities = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    names = ", ".join(f"{major}.{minor}" for major, minor in capabilities)
+    if min(capabilities) < (8, 0):
         detail = f"{names}: the kernels need 8.0 (A100) or newer"
         return DoctorCheck(
             "capability", "missing", detail, "choose another GPU with fsbench run --gpu"
@@ -123,13 +122,13 @@ def check_compute_capability() -> DoctorCheck:
 
 
 def check_gpu_memory() -> DoctorCheck:
-    """Free memory on every GPU that torch sees."""
+    """Check the free memory of all GPUs that torch sees."""
     if not _sees_cuda():
         return DoctorCheck("gpu memory", "warning", "torch sees no CUDA device")
     torch = _torch()
     free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
     detail = ", ".join(f"{index}: {size / 1e9:.1f} GB free" for index, size in enumerate(free))
-    if min(free) < _ROOMY_BYTES:
+    if min(free) < _ENOUGH_BYTES:
         return DoctorCheck(
             "gpu memory", "warning", detail, "nvidia-smi  # shows which process holds it"
         )
@@ -137,21 +136,21 @@ def check_gpu_memory() -> DoctorCheck:
 
 
 def check_triton() -> DoctorCheck:
-    """Triton >= 3.6, which the fused kernels are written in."""
+    """Check for Triton >= 3.6, in which the fused kernels are written."""
     return _at_least("triton", "triton", "3.6", "pip install 'triton>=3.6'")
 
 
 def check_flashinfer() -> DoctorCheck:
-    """FlashInfer >= 0.6.9, the strongest baseline of the paper. Any later version may stay."""
+    """Check for FlashInfer >= 0.6.9, the strongest baseline of the paper."""
     return _at_least("flashinfer", "flashinfer-python", "0.6.9", _GPU_EXTRA)
 
 
 def check_nvcc() -> DoctorCheck:
-    """The compiler with which FlashInfer builds its kernels at first use, or prebuilt ones."""
+    """Check for nvcc, with which FlashInfer compiles at first use, or for its prebuilt kernels."""
     prebuilt = package_version("flashinfer-jit-cache")
     if prebuilt:
         return DoctorCheck("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")
-    # Where FlashInfer looks, in its order.
+    # The places in which FlashInfer looks, in this order.
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     on_path = shutil.which("nvcc")
     nvcc = Path(home or "/usr/local/cuda", "bin", "nvcc")
@@ -171,7 +170,7 @@ def check_nvcc() -> DoctorCheck:
 
 
 def check_cupti() -> DoctorCheck:
-    """CUPTI for Python: the headline timer, tried on the GPU if there is one."""
+    """Check CUPTI for Python, the default timer, by creating a timer if there is a GPU."""
     version = package_version("cupti-python")
     if version is None:
         return _absent("cupti", _GPU_EXTRA)
@@ -187,7 +186,7 @@ def check_cupti() -> DoctorCheck:
 
 
 def check_cpu_samplers() -> DoctorCheck:
-    """The C++ core of the CPU decision plane, which is built at install if there is a compiler."""
+    """Check the C++ core of the CPU samplers, built at installation if there is a compiler."""
     from fsbench.simple import native
 
     fix = "install g++ (or another C++ compiler), then fsbench again: pip install -e ."
@@ -198,21 +197,21 @@ def check_cpu_samplers() -> DoctorCheck:
 
 
 def check_output() -> DoctorCheck:
-    """Results can be written below the current folder."""
-    here = Path.cwd()
+    """Check that results can be written in the current folder."""
+    folder = Path.cwd()
     try:
-        with tempfile.TemporaryFile(dir=here):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        detail = f"cannot write in {here}: {error.strerror}"
+        detail = f"cannot write in {folder}: {error.strerror}"
         return DoctorCheck(
             "output", "warning", detail, "fsbench run --out DIR  # a folder you may write"
         )
-    return DoctorCheck("output", "ok", f"{here} is writable")
+    return DoctorCheck("output", "ok", f"{folder} is writable")
 
 
 def _at_least(name: str, distribution: str, least: str, fix: str) -> DoctorCheck:
-    """Check that the installed version of a distribution is not older than `least`."""
+    """Check that a distribution is installed in version `least` or newer."""
     version = package_version(distribution)
     if version is None:
         return _absent(name, fix)
@@ -223,7 +222,7 @@ def _at_least(name: str, distribution: str, least: str, fix: str) -> DoctorCheck
 
 
 def _absent(package: str, fix: str) -> DoctorCheck:
-    """A package that only GPUs need is not installed."""
+    """Return the check of a package that is not installed and that only GPUs need."""
     if hardware.gpus():
         return DoctorCheck(package, "missing", "not installed", fix)
     return DoctorCheck(package, "warning", f"not installed; {_WITHOUT_GPU}", fix)
@@ -246,12 +245,12 @@ CHECKS: tuple[Callable[[], DoctorCheck], ...] = (
 
 
 def diagnose() -> list[DoctorCheck]:
-    """Every check, in the order in which one would fix things."""
+    """Run every check, in the order in which problems should be fixed."""
     return [check() for check in CHECKS]
 
 
 def runnable(checks: list[DoctorCheck]) -> list[tuple[str, str]]:
-    """Return (command, what it does) of what can run on this machine after these checks."""
+    """Return (command, purpose) for the commands that can run on this machine."""
     if _torch() is None:
         return []
     missing = {check.name for check in checks if check.status == "missing"}
@@ -259,12 +258,12 @@ def runnable(checks: list[DoctorCheck]) -> list[tuple[str, str]]:
         runs = ("fsbench run --preset quick", "measure the samplers on this GPU")
     else:
         runs = ("fsbench run --preset smoke", "measure the samplers that run on CPUs")
-    found = [runs, ("fsbench verify", "check that samplers draw from the right distribution")]
+    commands = [runs, ("fsbench verify", "check that samplers draw from the right distribution")]
     if _sees_cuda() and package_version("vllm"):
-        found.append(("fsbench e2e --engine vllm", "measure time per token in vLLM"))
+        commands.append(("fsbench e2e --engine vllm", "measure time per token in vLLM"))
     elif package_version("transformers"):
-        found.append(("fsbench e2e", "measure time per token in a Hugging Face model"))
-    return [*found, ("fsbench list", "show samplers, models, presets and GPUs")]
+        commands.append(("fsbench e2e", "measure time per token in a Hugging Face model"))
+    return [*commands, ("fsbench list", "show samplers, models, presets and GPUs")]
 
 
 def doctor(as_json: Json = False) -> None:
@@ -275,12 +274,12 @@ def doctor(as_json: Json = False) -> None:
     checks = diagnose()
     commands = runnable(checks)
     if as_json:
-        found = {
+        facts = {
             "can_run": bool(commands),
             "checks": [asdict(check) for check in checks],
             "commands": [command for command, _ in commands],
         }
-        print(json.dumps(found, indent=2))
+        print(json.dumps(facts, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
         for check in checks:

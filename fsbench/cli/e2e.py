@@ -1,4 +1,4 @@
-"""`fsbench e2e`: time per output token of a model in an engine, with one sampler or another."""
+"""`fsbench e2e`: time per output token of a model in an engine, by sampler."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def e2e(
         option(
             "--memory",
             number(0, 1, above=True),
-            "Part of the GPU's memory for all engines together (vllm).",
+            "Share of the GPU's memory for all engines together (vllm).",
         ),
     ] = 0.9,
     seed: Annotated[
@@ -95,10 +95,10 @@ def e2e(
     ] = 0,
     out: ResultsFolder = None,
 ) -> None:
-    """Measure time per output token with random weights: samplers in turn, run after run.
+    """Measure time per output token with random weights; samplers take turns in each run.
 
-    Prints what each saves of the baseline's time, beside what a profile says could be saved, and
-    writes CSV, Markdown and a figure. Nothing is downloaded.
+    Prints the share of the baseline's time that each sampler saves, and the most that a profile
+    allows; writes CSV, Markdown and a figure. Nothing is downloaded.
     """
     from fsbench.e2e.measure import DecodePlan, measure
     from fsbench.e2e.models import decoder, default_samplers
@@ -149,7 +149,7 @@ def e2e(
 
 
 def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:
-    """The engine of --engine; its logs, if it has any, go to the results folder."""
+    """Return the engine of --engine, which writes its logs to the results folder."""
     if name == "hf":
         from fsbench.e2e.hf import HuggingFace
 
@@ -162,7 +162,7 @@ def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:
 def _drafts(
     k: int | None, drafters: str | None, sampler: str | None, output_tokens: int
 ) -> Sequence[str]:
-    """The samplers of --speculate in transformers."""
+    """Return the samplers of --speculate in transformers."""
     if k is None:
         raise InvalidArgument("--drafter: expected --speculate with it; got none")
     from fsbench.e2e.hf_drafts import DRAFTERS, with_drafts
@@ -175,16 +175,16 @@ def _drafts(
 
 
 def _of_vllm(sampler: str | None, drafters: str | None) -> Sequence[str]:
-    """The samplers of --speculate in vLLM, of which all have an EAGLE drafter."""
+    """Return the samplers of --speculate in vLLM, each with an EAGLE drafter."""
     if drafters not in (None, "eagle"):
         raise InvalidArgument(f"--drafter: expected eagle in vllm; got {shown(drafters)}")
     able = ("vllm", "flash_sample", "screened")
-    for name in (found := _names(sampler) if sampler else list(able[:2])):
+    for name in (names := _names(sampler) if sampler else list(able[:2])):
         if name not in able:
             raise InvalidArgument(
                 f"--sampler: expected {', '.join(able)} with --speculate; got {shown(name)}"
             )
-    return found
+    return names
 
 
 def _names(text: str) -> list[str]:

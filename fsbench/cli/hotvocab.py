@@ -1,6 +1,6 @@
-"""`fsbench hotvocab`: SIMPLE's models: how many tokens should be hot, where sampling should stand.
+"""`fsbench hotvocab`: SIMPLE's models of the number of hot tokens and of a pipeline.
 
-Its samplers are timed by `fsbench run`, as all others.
+`fsbench run` times SIMPLE's samplers.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ app = typer.Typer(
     help="Sampling on CPUs (SIMPLE): size its hot set, predict a pipeline.",
 )
 
-_DOCUMENTS = 1024  # of the model's trace; the rows of logits are of later ones
+_DOCUMENTS = 1024  # documents of the synthetic trace; rows of logits are from later documents
 
 
 @app.command()
 def fit(
     v: Annotated[int, option("--v", whole(64, 2**22), "Vocabulary size V.")] = 151936,
     rows: Annotated[
-        int, option("--rows", whole(4, 2**12), "Rows of logits; more than caches hold.")
+        int, option("--rows", whole(4, 2**12), "Rows of logits; should exceed the caches.")
     ] = 128,
-    repeats: Annotated[
-        int, option("--repeats", whole(5, 10**6), "Times that each H is measured.")
-    ] = 200,
+    repeats: Annotated[int, option("--repeats", whole(5, 10**6), "Measurements of each H.")] = 200,
     trace: Annotated[
         Path | None,
         option(
@@ -149,15 +147,15 @@ def pipeline(
         option(
             "--sampler",
             WORD,
-            "Another one: NAME:US on the last stage, NAME:US:US... also beside it (bus, CPUs).",
+            "Another sampler: NAME:US on the last stage; NAME:US:US... also off it (bus, CPUs).",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict a pipeline with sampling on its last stage, fused into the LM head, or on CPUs.
 
-    Prints the time between microbatches, tokens per second, the time from token to token, and how
-    much of the stages' time is idle.
+    Prints the time between microbatches, tokens per second, the time per output token, and the
+    idle share of the stages.
     """
     from fsbench.simple.pipeline import Pipeline, steady_state
 
@@ -198,9 +196,9 @@ def of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
     from fsbench.simple.pipeline import Sampling
 
     frame = read_results([folder])
-    here = frame[(frame.b == batch) & (frame.d == d) & (frame.v == v) & (frame.status == "ok")]
-    floors = here[here.kind == str(Kind.LOWER_BOUND)].median_us
-    exact = here[here.kind == str(Kind.EXACT)]
+    cells = frame[(frame.b == batch) & (frame.d == d) & (frame.v == v) & (frame.status == "ok")]
+    floors = cells[cells.kind == str(Kind.LOWER_BOUND)].median_us
+    exact = cells[cells.kind == str(Kind.EXACT)]
     if floors.empty or exact.empty:
         raise ResultsError(
             f"{folder}: expected exact samplers and the matmul alone at B={batch} D={d} V={v}"
@@ -224,7 +222,7 @@ def _of_text(text: str, stage_us: float) -> Sampling:
     if not fine:
         raise InvalidArgument(
             f"--sampler: expected NAME:US or NAME:US:US, such as cpu:0:150, with at least "
-            f"-{stage_us:g} on the stage and 0 beside it; got {shown(text)}"
+            f"-{stage_us:g} on the stage and 0 off it; got {shown(text)}"
         )
     return Sampling(name, on_stage, tuple(beside))
 
@@ -252,11 +250,11 @@ def _print_pipelines(rows: list[dict[str, Any]], title: str) -> None:
             style="bold" if row["times_fastest"] < 1.0005 else None,
         )
     console().print(table)
-    print("adds: on the last stage, then beside it (bus, CPUs). Bold: the fastest, and its equals.")
+    print("adds: time on the last stage, then off it (bus, CPUs). Bold: the fastest, and ties.")
 
 
 def _read_fit(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
-    """Read what `fit` wrote. Raises ResultsError."""
+    """Read the files of `fit`; raise ResultsError if they are not valid."""
     import numpy as np
     import pandas as pd
 
@@ -292,8 +290,8 @@ def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = N
         best = sizing.best(cover, cost, both)
         add(name, best.root, best.H, float(cover.share(best.H)), best.cost_us)
     if c_us is None and scans.row_us.notna().all():
-        at = scans.loc[scans.row_us.idxmin()]
-        add("measured", None, int(at.h), at.hits, at.row_us)
+        fastest = scans.loc[scans.row_us.idxmin()]
+        add("measured", None, int(fastest.h), fastest.hits, fastest.row_us)
     console().print(table)
     low, high = cost.c_interval_us
     low0, high0 = cost.c0_interval_us

@@ -40,7 +40,7 @@ def iomodel(
         option(
             "--measured",
             PATH,
-            "A results folder: print what it measured beside the model, and why.",
+            "A results folder: compare its times with the model, and explain the difference.",
         ),
     ] = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""Options of commands: what reads a value or refuses it, and options that several commands have.
+"""Shared options of commands, and readers that parse and check their values.
 
 A reader takes (text, name of the option) and returns the value, or raises InvalidArgument.
 """
@@ -31,7 +31,7 @@ from fsbench.records.typed import fits
 
 @dataclass(frozen=True)
 class Reader:
-    """Parses a value. metavar: its name in --help. names: the values, if they can be listed."""
+    """Parser of a value. metavar: its name in --help. names: the allowed values, if listed."""
 
     metavar: str
     read: Callable[[str, str], Any]
@@ -50,7 +50,7 @@ class Reader:
 
 
 NAMES: dict[str, Callable[[], Iterable[str]]] = {"--model": models}
-"""What a shell completes after an option whose reader does not know; cli adds the samplers."""
+"""Option -> names for shell completion, if its reader has none; cli adds the samplers."""
 
 
 def _completer(name: str, reader: Reader) -> Callable[[str], list[str]]:
@@ -63,7 +63,7 @@ def _completer(name: str, reader: Reader) -> Callable[[str], list[str]]:
 
 
 def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
-    """A typer.Option of this name; its values are what the reader makes of the text."""
+    """Return a typer.Option whose values are parsed by a reader."""
     return typer.Option(
         name,
         help=help,
@@ -74,12 +74,12 @@ def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
 
 
 def argument(name: str, reader: Reader, help: str) -> Any:
-    """A typer.Argument that is called so in messages and in --help."""
+    """Return a typer.Argument with this name in messages and in --help."""
     return typer.Argument(help=help, parser=reader.parser(name), metavar=name)
 
 
 def whole(least: int = 1, most: int = MOST) -> Reader:
-    """An integer from `least` to `most`."""
+    """Read an integer from `least` to `most`."""
 
     def read(text: str, name: str) -> int:
         if re.fullmatch(r"[+-]?\d{1,40}", text, re.ASCII) and least <= int(text) <= most:
@@ -92,7 +92,7 @@ def whole(least: int = 1, most: int = MOST) -> Reader:
 
 
 def number(least: float = -1e30, most: float = 1e30, above: bool = False) -> Reader:
-    """A number from `least` to `most`; above: not `least` itself."""
+    """Read a number from `least` to `most`; with `above`, `least` is excluded."""
 
     def read(text: str, name: str) -> float:
         try:
@@ -108,7 +108,7 @@ def number(least: float = -1e30, most: float = 1e30, above: bool = False) -> Rea
 
 
 def checked(metavar: str, read: Callable[[str, str], object]) -> Reader:
-    """A text that `read` can take apart; the command does."""
+    """Read a text that `read` accepts, and return the text for the command to parse."""
 
     def same(text: str, name: str) -> str:
         read(text, name)
@@ -118,7 +118,7 @@ def checked(metavar: str, read: Callable[[str, str], object]) -> Reader:
 
 
 def integers(least: int = 1, most: int = MOST) -> Reader:
-    """A comma list of integers, for int_list."""
+    """Read a comma list of integers, for int_list."""
     return checked("INTEGERS", lambda text, name: int_list(text, name, least, most))
 
 
@@ -151,7 +151,7 @@ def _words(text: str, name: str) -> None:
         raise InvalidArgument(f"{name}: expected names separated by commas; got {shown(text)}")
 
 
-def _law(text: str, name: str) -> None:
+def _distribution(text: str, name: str) -> None:
     if parse_logits(text)[1] > 1e4:
         raise InvalidArgument(f"{name}: expected a number up to 10000; got {shown(text)}")
 
@@ -189,7 +189,7 @@ NUMBERS = checked("NUMBERS", number_list)
 WORD = checked("NAME", _word)
 WORDS = checked("NAMES", _words)
 MODELS = checked("NAMES", _models)
-LAW = checked("LAW", _law)
+DISTRIBUTION = checked("DISTRIBUTION", _distribution)
 
 
 PATH = Reader("PATH", _path)
@@ -248,7 +248,7 @@ Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.
 
 
 def options_of_folder(context: typer.Context, folder: Path | None) -> Path | None:
-    """Take defaults from the options of the run that --resume continues."""
+    """Set the defaults to the options of the run that --resume continues."""
     if folder is not None:
         from fsbench.records.store import read_environment
 
@@ -273,9 +273,9 @@ def options_of_folder(context: typer.Context, folder: Path | None) -> Path | Non
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer: each parameter that is a dataclass becomes its fields, as options.
+    """Return a command for Typer with an option per field of its dataclass parameters.
 
-    A field is annotated as an option of Typer is, and has a default.
+    Each field has a default and the annotation of a Typer option.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

@@ -1,4 +1,4 @@
-"""Texts of options taken apart: lists, ranges, filters, penalties and shapes."""
+"""Parse option values: lists, ranges, filters, penalties and shapes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fsbench.errors import InvalidArgument, shown
 from fsbench.problem import PENALTIES, model
 
 MOST = 2**31 - 1
-"""The largest size that an option takes."""
+"""Largest size that an option accepts."""
 
 
 def int_list(text: str, name: str, minimum: int = 1, most: int = MOST) -> list[int]:
-    """'1,2,4' -> [1, 2, 4], without repetitions. `name` is the option, for the error message."""
+    """Parse '1,2,4' -> [1, 2, 4] without repetitions. name: the option, for error messages."""
     parts = [part.strip() for part in text.split(",")]
     fine = all(re.fullmatch(r"\d{1,20}", part, re.ASCII) for part in parts)
     values = [int(part) for part in parts] if fine else []
@@ -28,7 +28,7 @@ def int_list(text: str, name: str, minimum: int = 1, most: int = MOST) -> list[i
 
 
 def number_list(text: str, name: str) -> list[float]:
-    """'0.9,1' -> [0.9, 1.0], without repetitions. `name` is the option, for the error message."""
+    """Parse '0.9,1' -> [0.9, 1.0] without repetitions. name: the option, for error messages."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -43,9 +43,9 @@ def number_list(text: str, name: str) -> list[float]:
 def filters(
     top_k: str | None, top_p: str | None, min_p: str | None, mixed: bool
 ) -> list[dict[str, Any]]:
-    """The filters asked for, as arguments of Problem: the cross product of the comma lists.
+    """Return arguments of Problem for each combination of the comma lists; [] without filters.
 
-    Empty if nothing was asked for. Where all filters of a combination are off, none is mixed.
+    A combination with all filters off is not mixed.
     """
     if top_k is None and top_p is None and min_p is None:
         if mixed:
@@ -65,7 +65,7 @@ def filters(
 def penalties_of(
     repetition: float, presence: float, frequency: float, history: int | None
 ) -> dict[str, Any]:
-    """The penalties asked for, as arguments of Problem; empty if all are off."""
+    """Return penalties as arguments of Problem; {} if all are off."""
     values = dict(zip(PENALTIES, (repetition, presence, frequency), strict=True))
     if values == PENALTIES:
         if history is not None:
@@ -75,7 +75,7 @@ def penalties_of(
 
 
 def batch_range(text: str, name: str) -> range | list[int]:
-    """'1:256' -> range(1, 257), '1,2,4' -> [1, 2, 4]. `name` is the option."""
+    """Parse '1:256' -> range(1, 257) or '1,2,4' -> [1, 2, 4]. name: the option."""
     first, colon, last = text.partition(":")
     if not colon:
         return int_list(text, name)
@@ -88,7 +88,7 @@ def batch_range(text: str, name: str) -> range | list[int]:
 
 
 def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[str, int, int]]:
-    """The LM heads asked for, as (label, D, V), each shape once.
+    """Return the requested LM heads as (label, D, V), each shape once.
 
     Args:
         models: values of --model, each a name or several names separated by commas.
@@ -96,8 +96,8 @@ def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[st
         v: the text of --v, a comma list of vocabulary sizes, or None.
 
     Returns:
-        One shape per model, then the cross product of --d and --v. Names that share a shape share
-        an entry ('qwen3-8b, qwen3-235b-a22b'). Empty if nothing was asked for.
+        One shape per model, then the cross product of --d and --v. Models with the same shape
+        share an entry ('qwen3-8b, qwen3-235b-a22b'). [] without options.
     """
     if (d is None) != (v is None):
         present, missing = ("--d", "--v") if v is None else ("--v", "--d")

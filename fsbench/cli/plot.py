@@ -1,14 +1,17 @@
-"""`fsbench plot`: the figures of one or several runs, from their results. No GPU, no torch."""
+"""`fsbench plot`: draw figures of one or several runs. No GPU, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from fsbench.cli.options import FOLDER, WORDS, Formats, Results, option
-from fsbench.errors import ResultsError
+from fsbench.errors import InvalidArgument, ResultsError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,19 +27,23 @@ def plot(
         str | None, option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all.")
     ] = None,
     formats: Formats = "png",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace figures that git tracks.")
+    ] = False,
 ) -> None:
     """Draw the figures of every configuration in the results.
 
-    Of each configuration: runtime, speedup and bandwidth; breakdown, the kernel time of matmul and
-    sampling; costs, energy and memory; and what storing the logits adds. Of configurations that
-    differ in one thing: headline, the time divided by that of the matmul; winner, whether fused
-    sampling is faster by B and LM head; scaling, the time by number of GPUs; filters, heat maps of
-    the time divided by that of the matmul. Of folders of `fsbench e2e`: tpot, the time per output
-    token. Other figures of problems with filters are drawn only if --figure names them.
-    A figure that does not apply is left out; one that --figure names is explained. A file that
-    a figure replaces is reported as replaced.
+    Figures of one configuration: runtime, speedup and bandwidth; breakdown, the kernel time of
+    matmul and sampling; costs, energy and memory; logits_store, the cost of storing the logits.
+    Figures of configurations that differ in one condition: headline, the time / time of the matmul;
+    winner, the faster approach by B and LM head; scaling, the time by number of GPUs; filters, heat
+    maps of the time / time of the matmul. Figure of `fsbench e2e`: tpot, the time per output token.
+    Without --figure, figures that do not apply and other figures of problems with filters are left
+    out; with --figure, the reason is printed.
+
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
-    last (below one folder, the last by name), and a speedup always comes from a single run.
+    last (below one folder, the last by name), and a speedup is always from one run. A figure that
+    git tracks is replaced only with --overwrite.
     """
     from fsbench.cli.result_frames import measured_results
     from fsbench.e2e.records import STEPS, read
@@ -53,41 +60,45 @@ def plot(
     suffixes = check_formats(name.strip() for name in formats.split(","))
     folder = results[0] / "plots" if out is None else out
 
+    plans: list[tuple[str, str, Callable[[], Figure | None]]] = []
+    decodings = [path for path in results if (path / STEPS).is_file()]
+    if "tpot" in chosen:
+        lines = (line for path in decodings for line in read(path))
+        for engine, figure in end_to_end.draw_engines(summary(lines)):
+            plans.append(("tpot", engine, partial(lambda figure: figure, figure)))
+    runs = [path for path in results if path not in decodings]
+    run_figures = [name for name in chosen if name in FIGURES]
+    if runs and run_figures:
+        frame = measured_results(runs)
+        measured = configurations(frame)
+        shown = measured if figures else plain(measured)
+        looks = styles(frame)
+        for name in run_figures:
+            same_kind = list(planned(measured if name == "filters" else shown, [name], looks))
+            plans += same_kind
+            if figures and not same_kind:
+                print(f"no {name} figure: {FIGURES[name].absent}")
+
+    def paths(name: str, stem: str) -> list[Path]:
+        return [folder / f"{name}_{stem}.{suffix}" for suffix in suffixes]
+
     def written(name: str, stem: str, drawing: Callable[[], Figure | None]) -> list[str]:
-        """Draw a figure and write it; returns what to print."""
+        """Draw a figure and write it; return the lines to print."""
         figure = drawing()
         if figure is None:
             return [f"no {name} figure for {stem}: {FIGURES[name].absent}"] if figures else []
-        paths = [folder / f"{name}_{stem}.{suffix}" for suffix in suffixes]
         reports = []
-        for path in paths:
+        for path in paths(name, stem):
             before = path.read_bytes() if path.is_file() else None
             save(figure, path)
             word = "wrote" if before is None else "replaced"
             reports.append(f"{'kept' if before == path.read_bytes() else word} {path}")
         return reports
 
-    tasks: list[Callable[[], list[str]]] = []
-    decodings = [folder for folder in results if (folder / STEPS).is_file()]
-    if "tpot" in chosen:
-        lines = (line for folder in decodings for line in read(folder))
-        for engine, figure in end_to_end.draw_engines(summary(lines)):
-            tasks.append(partial(written, "tpot", engine, partial(lambda figure: figure, figure)))
-    runs = [folder for folder in results if folder not in decodings]
-    run_figures = [name for name in chosen if name in FIGURES]
-    if runs and run_figures:
-        frame = measured_results(runs)
-        measured = configurations(frame)
-        shown = measured if figures else plain(measured)
-        groups = {name: measured if name == "filters" else shown for name in run_figures}
-        looks = styles(frame)
-        for name, group in groups.items():
-            plans = list(planned(group, [name], looks))
-            tasks += [partial(written, *plan) for plan in plans]
-            if figures and not plans:
-                print(f"no {name} figure: {FIGURES[name].absent}")
+    if not overwrite:
+        _require_untracked(folder, [path for name, stem, _ in plans for path in paths(name, stem)])
     files = 0
-    for report in drawn(tasks):
+    for report in drawn([partial(written, *plan) for plan in plans]):
         files += sum(not line.startswith("no ") for line in report)
         print(*report, sep="\n", end="\n" if report else "", flush=True)
     if not files:
@@ -95,3 +106,22 @@ def plot(
             f"--figure: expected one that these results have; got {', '.join(chosen)}"
         )
     print(f"{files} figures in {folder}")
+
+
+def _require_untracked(folder: Path, paths: Sequence[Path]) -> None:
+    """Raise InvalidArgument if git tracks one of these files of a folder."""
+    names = [path.name for path in paths if path.is_file()]
+    if not names:
+        return
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--", *names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return
+    tracked = [name for name in done.stdout.split("\0") if name]
+    if tracked:
+        more = f" and {len(tracked) - 1} more files" if len(tracked) > 1 else ""
+        raise InvalidArgument(
+            f"--out: {folder}: git tracks {tracked[0]}{more}, which would be replaced; "
+            "choose another folder, or pass --overwrite"
+        )

@@ -1,4 +1,4 @@
-"""`fsbench recommend`: which sampler to use for an LM head, from results that are at hand."""
+"""`fsbench recommend`: the fastest sampler for an LM head, from recorded results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fsbench.cli.options import (
-    LAW,
+    DISTRIBUTION,
     PATH,
     WORD,
     WORDS,
@@ -43,7 +43,7 @@ _SHORT = {
     "bias": "bias",
     "samples": "num_samples",
 }
-_KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
+_CAPABILITIES = [field.name for field in fields(Capabilities) if field.type == "bool"]
 
 
 def recommend(
@@ -66,8 +66,7 @@ def recommend(
         option(
             "--needs",
             WORDS,
-            f"What it must be able to do, comma list of {', '.join(_SHORT)}; or of the columns of "
-            "`fsbench list --capabilities`.",
+            f"Required capabilities, comma list of {', '.join(_SHORT)}; or fields of Capabilities.",
         ),
     ] = None,
     top_k: Annotated[int, option("--top-k", whole(0), "Filter; 0 is off.")] = 0,
@@ -80,28 +79,26 @@ def recommend(
     dtype: DtypeOrDefault = None,
     logits: Annotated[
         str | None,
-        option("--logits", LAW, "Law of the logits. Default: the one with the most cells."),
+        option("--logits", DISTRIBUTION, "Default: the distribution with the most cells."),
     ] = None,
     memory: Annotated[
         float | None,
-        option("--memory", number(0), "The most GB that it may take beside weight and hidden."),
+        option("--memory", number(0), "Most GB in addition to weight and hidden."),
     ] = None,
     results: Annotated[
         list[Path] | None,
         option(
             "--results",
             PATH,
-            "Results to read; may be repeated. Default: ./results, if there is one, and those that "
-            "come with fsbench.",
+            "Results to read; may be repeated. Default: ./results and the results in fsbench.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which sampler is fastest for an LM head, and what to call. Needs no GPU.
+    """Print the fastest sampler for an LM head, and how to call it. Needs no GPU.
 
-    Every time is that of a record, at this size and these conditions. All times of a line are of
-    one run: the one in which the alternative is the strongest. Without a record: the least time
-    that the I/O model allows, marked so.
+    Times are from records of this size and these conditions; the times of a line are from one run,
+    the one with the strongest alternative. Without a record: the least time by the I/O model.
     """
     from fsbench.discover import discover
     from fsbench.report.recommend import calls, has_public_call
@@ -113,103 +110,85 @@ def recommend(
         1, *shape, dtype or ("fp32" if device == "cpu" else "bf16"), temperature, device, tp=tp,
         top_k=top_k, top_p=top_p, min_p=min_p, logits=logits or "normal:1",
     )  # fmt: skip
-    wanted = _needs(needs) if needs else []
+    required = _needs(needs) if needs else []
     batches = batch_range(batch, "--batch")
-    found = discover()
-    known = {name: entry.provider for name, entry in found.items() if entry.provider}
-    lacking = {
-        name: [need for need in wanted if not getattr(provider.capabilities, need)]
-        for name, provider in known.items()
+    entries = {name: entry for name, entry in discover().items() if entry.provider}
+    samplers = {name: entry.provider for name, entry in entries.items() if entry.provider}
+    missing = {
+        name: [need for need in required if not getattr(sampler.capabilities, need)]
+        for name, sampler in samplers.items()
     }
     public = {
-        name for name, each in known.items() if has_public_call(each, found[name].source, problem)
+        n for n, each in samplers.items() if has_public_call(each, entries[n].source, problem)
     }
-    able = {name for name in public if not lacking[name]}
-    forced = {n: each.call for n, each in known.items() if each.call in known and n != each.call}
-    fitting, sizes = _measured(results, slug, problem, logits)
-    measured = fitting[0] if fitting else None
-    most = float("inf") if memory is None else memory * 1e9
-    advice = (
-        [each for each in advise(measured, able, most, public, forced) if each.b in batches]
-        if measured
-        else []
-    )
-    if measured and not advice:
-        raise ResultsError(
-            f"recommend: no sampler that can do {', '.join(wanted) or 'this'} "
-            f"{'' if memory is None else f'in {memory:g} GB beside the weight '}was measured "
-            f"at these batch sizes; results have B = {_numbers(measured.measured.b)}"
-        )
+    able = {name for name in public if not missing[name]}
+    configurations, sizes = _measured(results, slug, problem, logits)
     facts: dict[str, Any] = {
-        "needs": wanted,
-        "advice": [asdict(each) for each in advice],
-        "unmeasured": _unmeasured(batches, [each.b for each in advice]),
+        "needs": required,
+        "advice": [],
+        "unmeasured": _unmeasured(batches, []),
     }
-    if measured:
+    if configurations:
+        measured = configurations[0]
+        forced = {n: s.call for n, s in samplers.items() if s.call in samplers and n != s.call}
+        most_bytes = float("inf") if memory is None else memory * 1e9
+        advice = advise(measured, able, most_bytes, public, forced)
+        advice = [each for each in advice if each.b in batches]
+        if not advice:
+            raise ResultsError(
+                f"recommend: no sampler that can do {', '.join(required) or 'this'} "
+                f"{'' if memory is None else f'in {memory:g} GB in addition to the weight '}was "
+                f"measured at these batch sizes; results have B = {_numbers(measured.measured.b)}"
+            )
         names = measured.providers(measured.drawn)
         best = list(dict.fromkeys(each.best for each in advice))
         facts |= {
+            "advice": [asdict(each) for each in advice],
+            "unmeasured": _unmeasured(batches, [each.b for each in advice]),
             "configuration": [measured.title, measured.conditions],
             "runs": _runs({each.folder for each in advice}),
-            "cannot": {name: lacking[name] for name in names if lacking.get(name)},
-            "no_public_call": _faster_inside(measured, advice, set(known) - public),
-            "deviates": _deviations(known, set(best)),
-            "elsewhere": {
-                name: "filters, as --top-p 0.9"
-                for name, each in known.items()
-                if wanted and each.call and each.kind is Kind.TRUNCATED and name in able - {*names}
-            }
-            | {
-                name: f"--logits {_law(each)}"
-                for each in fitting[1:]
-                for name in each.providers(each.drawn)
-                if name in able - {*names} and _law(each) != _law(measured)
-            },
-            "calls": {
-                name: calls(known[name], found[name].source, problem, wanted) for name in best
-            },
+            "cannot": {name: missing[name] for name in names if missing.get(name)},
+            "no_public_call": _faster_without_call(measured, advice, set(samplers) - public),
+            "deviates": _deviations(samplers, best),
+            "elsewhere": _other_conditions(configurations, samplers, able, bool(required)),
+            "calls": {n: calls(samplers[n], entries[n].source, problem, required) for n in best},
         }
     else:
         kind = Kind.TRUNCATED if problem.filters else Kind.EXACT
-        name = next(name for name, each in known.items() if each.call and each.kind is kind)
+        name = next(name for name, each in samplers.items() if each.call and each.kind is kind)
         facts |= {"sizes": sizes, **_floors(slug, problem, batches)}
-        if reason := known[name].unsupported_reason(problem):
+        if reason := samplers[name].unsupported_reason(problem):
             raise ResultsError(f"recommend: expected what a sampler can do; {name} {reason}")
-        call = calls(known[name], found[name].source, problem, wanted, as_measured=False)
-        facts["calls"] = {known[name].call: call}
+        call = calls(samplers[name], entries[name].source, problem, required, as_measured=False)
+        facts["calls"] = {samplers[name].call: call}
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 
 def _shape(model: str | None, d: int | None, v: int | None) -> tuple[int, int]:
-    """(D, V) that was asked for."""
+    """Return the requested (D, V)."""
     from fsbench.problem import model as head_of
 
     if model is not None and (d, v) == (None, None):
         return head_of(model).D, head_of(model).V
     if model is not None or d is None or v is None:
-        given = " ".join(
-            f"{name} {value}"
-            for name, value in (("--model", model), ("--d", d), ("--v", v))
-            if value is not None
-        )
-        raise InvalidArgument(
-            f"--model: expected a model, or --d and --v; got {given or 'neither'}"
-        )
+        options = {"--model": model, "--d": d, "--v": v}
+        got = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+        raise InvalidArgument(f"--model: expected a model, or --d and --v; got {got or 'neither'}")
     return d, v
 
 
 def _needs(text: str) -> list[str]:
     names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
-        if name not in _KNOWN:
-            raise unknown_name("--needs", name, {*_KNOWN, *_SHORT})
+        if name not in _CAPABILITIES:
+            raise unknown_name("--needs", name, {*_CAPABILITIES, *_SHORT})
     return list(dict.fromkeys(names))
 
 
-def _faster_inside(
+def _faster_without_call(
     measured: Configuration, advice: list[Advice], hidden: set[str]
 ) -> dict[str, list[int]]:
-    """Samplers without a public call that are faster than the advice in its run, with the B."""
+    """Return samplers without a public call -> B at which they beat the advice in its run."""
     rows = measured.rows[measured.rows.provider.isin(hidden) & (measured.rows.status == "ok")]
     rows = rows[rows.kind == measured.drawn]
     faster: dict[str, list[int]] = {}
@@ -220,10 +199,37 @@ def _faster_inside(
     return faster
 
 
+def _other_conditions(
+    configurations: list[Configuration],
+    samplers: dict[str, Provider],
+    able: set[str],
+    with_filters: bool,
+) -> dict[str, str]:
+    """Return samplers that were not measured in the first configuration -> option that finds them.
+
+    Args:
+        with_filters: mention public calls that were measured with filters only.
+    """
+    first, *others = configurations
+    absent = able - set(first.providers(first.drawn))
+    options = {
+        name: "filters, as --top-p 0.9"
+        for name in samplers
+        if with_filters and samplers[name].call and samplers[name].kind is Kind.TRUNCATED
+    }
+    options |= {
+        name: f"--logits {each.rows.logits.iloc[0]}"
+        for each in others
+        if each.rows.logits.iloc[0] != first.rows.logits.iloc[0]
+        for name in each.providers(each.drawn)
+    }
+    return {name: option for name, option in options.items() if name in absent}
+
+
 def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
-    """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
+    """Return configurations that fit a problem, graph replays first; and all measured sizes."""
     from fsbench.cli.result_frames import by_time, read_results
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below, shipped_results
@@ -233,32 +239,28 @@ def _measured(
     if paths is None:
         paths = [path for path in (Path("results"), shipped_results()) if folders_below(path)]
     frame = read_results(by_time(paths))
-    found = [(each, each.rows.iloc[0]) for each in configurations(frame)]
-    alike = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
-    wanted = {name: getattr(problem, name.upper() if name in "dv" else name) for name in alike}
+    first_rows = [(each, each.rows.iloc[0]) for each in configurations(frame)]
+    columns = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
+    expected = {name: getattr(problem, name.upper() if name in "dv" else name) for name in columns}
     fitting = [
         (bool(row.graph), len(each.measured), each)
-        for each, row in found
+        for each, row in first_rows
         if (row.gpu, row.device) == (slug, problem.device)
-        and all(row[name] == value for name, value in wanted.items())
+        and all(row[name] == value for name, value in expected.items())
         and row.logits == (logits or row.logits)
         and not (row.mixed or row.history or row.weights)
     ]
     sizes = {
         f"D={row.d} V={row.v} {row['dtype']}" + (f" TP={row.tp}" if row.tp > 1 else "")
-        for _, row in found
+        for _, row in first_rows
         if row.gpu == slug
     }
     fitting.sort(key=lambda each: each[:2], reverse=True)
     return [each for _, _, each in fitting], sorted(sizes)
 
 
-def _law(configuration: Configuration) -> str:
-    return str(configuration.rows.logits.iloc[0])
-
-
 def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
-    """When, and from which commit, each run measured; the earliest first."""
+    """Return the time and commit of each run, the earliest first."""
     from fsbench.records.store import read_environment
 
     records = {folder: read_environment(Path(folder)) for folder in folders}
@@ -268,21 +270,22 @@ def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
-    """Return the deviations that the recommended samplers declare."""
-    told = {}
-    for name in sorted(names & set(known)):
-        able = known[name].capabilities
+def _deviations(samplers: dict[str, Provider], names: list[str]) -> dict[str, str]:
+    """Return the deviations that samplers declare."""
+    deviations = {}
+    for name in sorted(names):
+        able = samplers[name].capabilities
         if able.known_deviation:
-            told[name] = f"total variation of {able.known_deviation:g} from the exact law"
+            distance = f"total variation of {able.known_deviation:g}"
+            deviations[name] = f"{distance} from the exact distribution"
         elif able.exact_to_gap is not None:
-            how = "too rarely or too often" if able.excess_beyond_gap else "too rarely"
-            told[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn {how}"
-    return told
+            error = "too rarely or too often" if able.excess_beyond_gap else "too rarely"
+            deviations[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn {error}"
+    return deviations
 
 
 def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str, Any]:
-    """Without a record: the least times that the I/O model allows, and how to measure."""
+    """Return the least times that the I/O model allows, and the command that measures."""
     from fsbench.records import iomodel
 
     options = [f"--d {problem.D} --v {problem.V} --dtype {problem.dtype}"]
@@ -295,14 +298,14 @@ def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str,
         raise ResultsError(f"--gpu cpu: expected results of this size; got none. Run: {measure}")
     if isinstance(batches, range):
         batches = sorted({batches[0], batches[-1], *(B for B in batches if B & (B - 1) == 0)})
-    known = iomodel.gpu(gpu)
+    chip = iomodel.gpu(gpu)
     work = {B: iomodel.traffic(replace(problem, B=B)) for B in batches}
-    floors = {B: known.datasheet.floor_us(each) for B, each in work.items()}
-    return {"gpu": known.slug, "floors_us": floors, "measure": measure}
+    floors = {B: chip.datasheet.floor_us(each) for B, each in work.items()}
+    return {"gpu": chip.slug, "floors_us": floors, "measure": measure}
 
 
 def _unmeasured(batches: range | list[int], measured: list[int]) -> str:
-    """The batch sizes asked for that nobody measured, in words."""
+    """Return the requested batch sizes that were not measured as text."""
     if isinstance(batches, range):
         missing = len(batches) - len(set(measured))
         return f"{missing} of these {len(batches)} batch sizes" if missing else ""
@@ -318,8 +321,8 @@ def _print(facts: dict[str, Any]) -> None:
     print_ = console(soft_wrap=False).print
     if "floors_us" in facts:
         print_(
-            f"No record of this size and these conditions on {facts['gpu']}. The least time that "
-            "the I/O model allows a fused sampler, from the datasheet; nobody measured it:"
+            f"No record of this size and these conditions on {facts['gpu']}. The least time of a "
+            "fused sampler by the I/O model and the datasheet; this is not a measurement:"
         )
         table = plain_table(None, ("B", "floor, us"))
         for B, floor in facts["floors_us"].items():
@@ -348,7 +351,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     table = plain_table(None, headings, left_columns=("use", "instead of", "run"), padding=0)
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
-    lacking: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for each in facts["advice"]:
         rival, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
         table.add_row(
@@ -362,28 +365,29 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         if each["extra_bytes"] is not None:
             memory[each["best"]] = max(each["extra_bytes"], memory.get(each["best"], 0))
     for name, needs in facts["cannot"].items():
-        lacking.setdefault(", ".join(needs), []).append(name)
+        missing.setdefault(", ".join(needs), []).append(name)
     alone = [each["b"] for each in facts["advice"] if each["instead_of"] is None]
     print_(table)
     for folder, letter in runs.items():
         utc, commit = facts["runs"][folder].values()
         when = utc[:16].replace("T", " ")
         print_(f"run {letter}: {Path(folder).name}, {when} UTC, commit {commit[:7]}")
-    for heading, told in {
+    notes = {
         "as fast, as the intervals overlap": [f"{n} at B = {_numbers(B)}" for n, B in ties.items()],
-        "most memory beside weight and hidden": [
+        "peak memory in addition to weight and hidden": [
             f"{name} {most / 1e6:.0f} MB" for name, most in memory.items()
         ],
         "faster, without a public call": [
             f"{n} at B = {_numbers(B)}" for n, B in facts["no_public_call"].items()
         ],
         "not considered (*: only to compare with)": [
-            f"{', '.join(names)}, without {n}" for n, names in lacking.items()
+            f"{', '.join(names)}, without {n}" for n, names in missing.items()
         ],
-        "not exact": [f"{name}, {what}" for name, what in facts["deviates"].items()],
+        "not exact": [f"{name}, {error}" for name, error in facts["deviates"].items()],
         "nothing else was measured": [f"B = {_numbers(alone)}"] if alone else [],
         "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
-        "not in these runs": [f"{n}: {what}" for n, what in facts["elsewhere"].items()],
-    }.items():
-        if told:
-            print_(f"{heading}: {'; '.join(told)}")
+        "not in these runs": [f"{n}: {option}" for n, option in facts["elsewhere"].items()],
+    }
+    for heading, items in notes.items():
+        if items:
+            print_(f"{heading}: {'; '.join(items)}")

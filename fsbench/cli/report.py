@@ -12,10 +12,10 @@ def report(
     results: Results,
     out: Annotated[Path, option("--out", FOLDER, "Folder for the pages.")] = Path("report"),
 ) -> None:
-    """Write an HTML page for each GPU that needs no network, and an index with their verdicts.
+    """Write one self-contained HTML page per GPU, and an index with a verdict for each.
 
-    A page has figures, sorting tables, and a history of cells that several commits measured.
-    Records of verify make a further page, and those of planted bugs one of their own.
+    A page has figures, sortable tables, and a history of cells that several commits measured.
+    Records of verify get a page, and records of planted bugs another.
     """
     from fsbench.cli.result_frames import by_time, measured_results, run_folders
     from fsbench.errors import ResultsError

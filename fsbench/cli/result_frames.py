@@ -1,4 +1,4 @@
-"""Results folders as one table, for the commands that read them."""
+"""Read results folders as one table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fsbench.report.tables import normalized
 
 
 def run_folders(paths: list[Path]) -> list[Path]:
-    """The results folders at and below these paths, each once, in the order given."""
+    """Return the results folders at and below these paths without repetitions, in this order."""
     return list(dict.fromkeys(folder.resolve() for folder in results_folders(paths)))
 
 
 def by_time(paths: list[Path]) -> list[Path]:
-    """The results folders at and below these paths, the earliest run first."""
+    """Return the results folders at and below these paths, the earliest run first."""
     return sorted(run_folders(paths), key=lambda folder: str(read_environment(folder).get("utc")))
 
 
@@ -33,7 +33,7 @@ def read_results(paths: list[Path]) -> pd.DataFrame:
 
 def _rows(folder: Path) -> pd.DataFrame:
     if (folder / "env.json").exists():
-        read_environment(folder)  # a damaged one says nothing of where the rest is from
+        read_environment(folder)  # raises if damaged: the origin of the rows would be unknown
     with refusals("read", folder):
         derived = (folder / POINTS).exists()
     if not derived:

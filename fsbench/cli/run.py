@@ -173,7 +173,7 @@ def _require_runnable(plan: Plan) -> None:
 
 
 def _options_to_repeat(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what env.json keeps of the options, for `options_of_folder`."""
+    """Return the options that env.json records, for `options_of_folder`."""
     kept = {
         name: value for name, value in options.items() if name not in ("out", "resume", "dry_run")
     }
@@ -203,7 +203,7 @@ def _measure(
 
 @contextmanager
 def _advice(session: Session) -> Iterator[None]:
-    """Say how to go on with what was measured, if what is done inside is stopped."""
+    """Print how to continue the run if the body is interrupted."""
     from rich.console import Console
 
     try:

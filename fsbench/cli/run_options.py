@@ -10,7 +10,7 @@ from typer import Option
 
 from fsbench.cli.devices import Timer
 from fsbench.cli.options import (
-    LAW,
+    DISTRIBUTION,
     NUMBERS,
     PATH,
     SEED,
@@ -181,7 +181,9 @@ class Distribution:
     logits: Annotated[
         str,
         option(
-            "--logits", LAW, "Distribution of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP."
+            "--logits",
+            DISTRIBUTION,
+            "Distribution of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.",
         ),
     ] = "normal:1"
     weights: Weights = None

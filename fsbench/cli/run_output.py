@@ -1,4 +1,4 @@
-"""Output of `fsbench run`: the plan, and at the end tables, a summary and a conclusion."""
+"""Output of `fsbench run`: the plan, and at the end tables, warnings and a conclusion."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def print_summary(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.report.doubts import doubts
+    from fsbench.report.measurement_warnings import measurement_warnings
     from fsbench.report.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
@@ -98,12 +98,12 @@ def print_summary(table: pd.DataFrame) -> None:
         ["provider", "lacks"]
     ):
         console.print(f"{provider}: not measured ({len(group)} cells): {lacks}", markup=False)
-    for doubt in doubts(table):
-        console.print(f"warning: {doubt.text}", markup=False)
+    for warning in measurement_warnings(table):
+        console.print(f"warning: {warning}", markup=False)
 
 
 def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
-    """Print the time of matmul, sampling and the rest by sampler and B, and unknown kernels."""
+    """Print the kernel time of matmul, sampling and other by sampler and B; unclassed kernels."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -191,7 +191,7 @@ def _by_batch(
     measured = configuration.measured.assign(value=values)
     drawn = measured[measured["kind"] == configuration.drawn]
     by_b = drawn.groupby("b")["value"]
-    least = by_b.min()[by_b.size() > 1]  # the only one measured is not the fastest
+    least = by_b.min()[by_b.size() > 1]  # a single sampler is not marked as the fastest
     batches = sorted(measured["b"].unique())
     shown.add_column("B")
     for heading in (*map(str, batches), *(more or ())):

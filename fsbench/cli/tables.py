@@ -1,4 +1,4 @@
-"""The look that tables on a terminal share."""
+"""Tables on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def console(**options: Any) -> Console:
-    """A console that prints text as it is, in lines of any length; options are rich's."""
+    """Return a console that prints text unchanged, in lines of any length; options are rich's."""
     from rich.console import Console
 
     return Console(**{"highlight": False, "markup": False, "soft_wrap": True, **options})
@@ -24,9 +24,10 @@ def print_table(
     title: str | None = None,
     left_columns: Collection[str] = ("sampler", "vs", "verdict", "split by"),
 ) -> None:
-    """Print a table as wide as it needs: cut names and figures would be worse than long lines.
+    """Print a table in its full width, because names and numbers must not be cut.
 
-    left: the headings of columns of words; those of numbers are aligned to the right.
+    Args:
+        left_columns: headings of columns of text; columns of numbers are aligned right.
     """
     table = plain_table(title, headings, left_columns, no_wrap=True, padding=(0, 1, 0, 0))
     for row in rows:
@@ -35,7 +36,7 @@ def print_table(
 
 
 def split(method: str) -> str:
-    """Return in words how kernel time was split into matmul and sampling (column `split_by`)."""
+    """Return how kernel time was split into matmul and sampling (column `split_by`) as text."""
     return method if method == "names" else f"difference to {method} form"
 
 
@@ -51,9 +52,10 @@ def plain_table(
     no_wrap: bool = False,
     **options: Any,
 ) -> Table:
-    """An empty table with a rule below its headings and no other lines; options are rich's.
+    """Return an empty table with a rule below its headings; options are rich's.
 
-    left: the headings of columns of words; those of numbers are aligned to the right.
+    Args:
+        left_columns: headings of columns of text; columns of numbers are aligned right.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`fsbench tune`: the tile shapes that are fastest on this GPU, as a table for FSBENCH_TILES."""
+"""`fsbench tune`: time tile shapes on this GPU and write the fastest for FSBENCH_TILES."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fsbench.measure.tuning import Timing
 
 Rows = list[tuple[int, int | None, Any]]
-"""(bucket of B, largest D or None for any, config)"""
+"""(bucket of B, largest D or None for any D, config)"""
 
 
 def tune(
@@ -53,7 +53,7 @@ def tune(
     v: VocabularySizes = None,
     model: Models = None,
     limit: Annotated[
-        int | None, option("--limit", whole(), "Time at most so many configs per bucket.")
+        int | None, option("--limit", whole(), "Most configs to time per bucket.")
     ] = None,
     timer: Timer = "auto",
     out: ResultsFolder = None,
@@ -63,8 +63,8 @@ def tune(
 
     Without options: every kernel that can run here, all its buckets of B, the paper's two LM heads.
 
-    The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
-    of every config, and env.json. The kernels' tokens do not depend on the choice.
+    Writes tiles.toml, whose path is the value of the variable FSBENCH_TILES, times.csv with the
+    time of every config, and env.json. Tokens do not depend on tile shapes.
     """
     from fsbench.cli.progress import Progress
     from fsbench.machine import compilers
@@ -139,7 +139,7 @@ def _providers(names: list[str], paths: list[Path], device: str) -> list[Provide
 def _problems(
     provider: Provider, batch: str | None, heads: list[tuple[int, int]], device: str
 ) -> list[Problem]:
-    """Each bucket asked for, at its largest B, on each LM head."""
+    """Return a problem per requested bucket, at its largest B, and LM head."""
     from fsbench.measure.tuning import tuning_of
 
     kernel, buckets = tuning_of(provider).kernel, tuning_of(provider).buckets

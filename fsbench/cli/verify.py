@@ -1,4 +1,4 @@
-"""`fsbench verify`, also called `audit`: do samplers draw what they should, and what they claim?"""
+"""`fsbench verify`, also called `audit`: check samplers and what they claim."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Record = Callable[[dict[str, Any]], None]
 def verify(
     records: Annotated[
         list[Path] | None,
-        argument("RECORDS", PATH, "Records of verify, or folders of some, in place of a new run."),
+        argument("RECORDS", PATH, "Records of verify, or folders of them, instead of a new run."),
     ] = None,
     provider: Annotated[
         list[str] | None,
@@ -70,8 +70,8 @@ def verify(
         option(
             "--tier",
             WORD,
-            "gate: what `run` asks before it times. ci: every check, in seconds. "
-            "full: with as many draws as a claim of exactness needs.",
+            "gate: the checks that `run` makes before timing. ci: every check, in seconds. "
+            "full: with enough draws for a claim of exactness.",
         ),
     ] = "ci",
     check: Annotated[
@@ -98,19 +98,19 @@ def verify(
 ) -> None:
     """Check samplers for correctness; each check reports how large an error it would detect.
 
-    Token by token against the oracle, where a sampler follows the documented
-    noise; edge shapes, filters, and what a token must not depend on; the
-    distribution of one row, out to its far tail; the independence of rows,
-    steps, seeds and samples. docs/design/exactness.md says what each check sees, and
-    what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
+    Checks compare tokens with the reference, if a sampler follows the documented
+    noise; they test edge shapes, filters, and that a token does not depend on other
+    rows; the distribution of one row, including its far tail; and the independence
+    of rows, steps, seeds and samples. docs/design/exactness.md lists the errors that
+    each check detects. A correct sampler fails with probability 1e-6; seeds are fixed.
 
-    Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
-    to that; FAILED. One table: of several samplers the checks that are not ok, of
-    one sampler all. At the end a sentence about each: passed, or rejected and why,
-    and the commands that repeat the checks that failed.
+    Verdicts: ok; not exact, for a sampler that stays within the deviation that it
+    declares; FAILED. The table has all checks of one sampler, or the checks of
+    several samplers that are not ok. A sentence per sampler follows: passed, or
+    rejected and why; then the commands that repeat the failed checks.
 
-    Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for
-    a defect, 4 if a sampler that was asked for by name cannot run here.
+    Exit code 0 if all samplers passed or stayed within declared deviations, 1 for a
+    bias, 5 for a defect, 4 if a sampler given by --provider cannot run here.
     """
     from rich.console import Console
 
@@ -149,8 +149,8 @@ def verify(
                 record=record,
             ):
                 failed = sum(not each.passed for each in checks)
-                told = f"{failed} of {len(checks)} checks failed; {seconds:.0f} s"
-                print(f"{name}: {told}", file=sys.stderr, flush=True)
+                summary = f"{failed} of {len(checks)} checks failed; {seconds:.0f} s"
+                print(f"{name}: {summary}", file=sys.stderr, flush=True)
     samplers, skipped = audited(lines)
     console = Console(highlight=False, stderr=as_json)
     if not as_json:
@@ -169,7 +169,7 @@ def verify(
 
 
 def _table(samplers: Collection[Audited]) -> Table:
-    """Return a table of every check of one sampler, or of those of several that are not ok."""
+    """Return a table of all checks of one sampler, or of the checks of several that are not ok."""
     title = "; ".join(dict.fromkeys(each.on for each in samplers))
     table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
     for column in ("sampler", "check", "verdict", "draws", "p", "seen", "would find"):
@@ -197,11 +197,12 @@ def _short(draws: int) -> str:
 
 @contextmanager
 def recorder(output: Path | None, write: Callable[[str], object] | None = None) -> Iterator[Record]:
-    """A function that gives a line of the record to `write`, and appends it to the file at once.
+    """Provide a function that passes a line to `write` and appends it to the file at once.
 
-    Raises ResultsError: the file cannot be written, or holds other lines.
+    Raises:
+        ResultsError: the file cannot be written, or has other content.
     """
-    lines = Lines.open(output) if output is not None else None  # refused before any check runs
+    lines = Lines.open(output) if output is not None else None  # raises before any check runs
 
     def record(line: dict[str, Any]) -> None:
         if write is not None:
@@ -228,9 +229,10 @@ def judged(
     only: Collection[str] = (),
     record: Record,
 ) -> Iterator[tuple[str, list[Check], float]]:
-    """Each sampler with its checks, and the seconds that they took; `record` gets every line.
+    """Yield (name, checks, seconds) of each sampler; `record` receives every line.
 
-    named: a sampler that cannot be checked is an error; otherwise a line says why.
+    Args:
+        named: raise for a sampler that cannot be checked, instead of recording the reason.
     """
     import torch
 
@@ -241,18 +243,18 @@ def judged(
     from fsbench.verify.check import Setting, conclusion
 
     if device == "cpu":
-        # The operations are small, and threads that wait for each other cost more than they do: on
-        # two cores that others use as well, one battery took 13 s with one thread, 62 s with two.
+        # The operations are small, and waiting threads cost more than they contribute: on two busy
+        # cores, all checks of a sampler took 13 s with one thread, 62 s with two.
         torch.set_num_threads(1)
     if len(temperatures) > 2:
         raise InvalidArgument(f"--temperature: expected one or two; got {len(temperatures)}")
     require_names("--tier", [tier], TIERS)
     require_names("--check", only)
-    told = {"tier": tier, "dtype": dtype, "weights": weights, "temperatures": temperatures}
-    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": told})
+    settings = {"tier": tier, "dtype": dtype, "weights": weights, "temperatures": temperatures}
+    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": settings})
     first, *second = temperatures
     setting = Setting(device, dtype, first, False, second[0] if second else None, weights)
-    found = False
+    is_any_checked = False
     for entry in chosen:
         checks: list[Check] = []
         began = since = time.monotonic()
@@ -267,14 +269,14 @@ def judged(
                 record({"provider": sampler.name, **took, **asdict(done)})
                 since = now
         except (ProviderUnavailable, UnsupportedProblem) as error:
-            if named:  # it was asked for by name
+            if named:
                 raise
             record({"provider": entry.name, "skipped": one_line(error)})
         if checks:
-            found = True
+            is_any_checked = True
             record({"provider": entry.name, "conclusion": conclusion(checks)})
             yield entry.name, checks, since - began
-    if not found:
+    if not is_any_checked:
         raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")
 
 

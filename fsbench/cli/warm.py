@@ -1,4 +1,4 @@
-"""`fsbench warm`: compile what an engine will launch, before it starts."""
+"""`fsbench warm`: compile the kernels of an engine before it starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument, unknown_name
 
 ENGINES = {"vllm": "flash_sample", "vllm-screened": "screened"}
-"""Request that means a whole engine -> the sampler of its plug-in."""
+"""Value of --request for a whole engine -> sampler of its plug-in."""
 
 
 def _chips() -> Iterable[str]:
@@ -53,18 +53,17 @@ def warm(
     ] = "plain,rows",
     gpu: Annotated[
         str | None,
-        option("--gpu", one_of(_chips), "A GPU that is not here. Default: the one that is."),
+        option("--gpu", one_of(_chips), "GPU to compile for. Default: that of this machine."),
     ] = None,
     processes: Annotated[
-        int | None, option("--processes", whole(), "Default: the CPUs that this one may use.")
+        int | None, option("--processes", whole(), "Default: the number of usable CPUs.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels of flash_sample and truncated_sample into Triton's cache, in parallel.
 
-    Another process with the same fsbench, Triton, ptxas and TRITON_ variables finds them there, and
-    its first calls of these shapes compile nothing. No GPU is needed with --gpu, no memory with
-    either.
+    Processes with the same fsbench, Triton, ptxas and TRITON_ variables then compile nothing at
+    their first calls of these shapes. With --gpu no GPU is needed; no GPU memory is used.
     """
     from fsbench.integrations.compile_ahead import PADDING, EngineSpec, engine_calls
     from fsbench.kernels.warming.offline import CHIPS, DTYPES, REQUESTS, Chip, Shape, compiled
@@ -74,13 +73,13 @@ def warm(
         raise InvalidArgument("--model: expected an LM head, or --d and --v; got none")
     if dtype not in DTYPES:
         raise InvalidArgument(f"--dtype: expected {' or '.join(DTYPES)}, as GPUs do; got {dtype}")
-    kinds = [name.strip() for name in request.split(",")]
-    for name in kinds:
+    requests = [name.strip() for name in request.split(",")]
+    for name in requests:
         if name not in (*REQUESTS, *ENGINES):
             raise unknown_name("--request", name, (*REQUESTS, *ENGINES))
     batches = int_list(batch, "--batch")
     calls: list[Callable[[], object]] = []
-    for (_, D, V), kind in product(heads, kinds):
+    for (_, D, V), kind in product(heads, requests):
         if kind in ENGINES:
             padded = -(-V // PADDING) * PADDING
             spec = EngineSpec(ENGINES[kind], V, padded, D, dtype, None, max(batches))
@@ -89,14 +88,14 @@ def warm(
             calls += [Shape(kind, B, D, V, dtype) for B in batches]
     chip = CHIPS[gpu] if gpu else Chip.current()
     begin = time.perf_counter()
-    found = []
+    kernels = []
     screen = console(stderr=True)
     num_processes = processes or len(os.sched_getaffinity(0))
     screen.print(
         f"{chip.name}: {len(calls)} kinds of calls, {num_processes} processes; starting them"
     )
     for each in compiled(chip, calls, num_processes):
-        found.append(each)
+        kernels.append(each)
         spent = "in the cache" if each.cached else f"{each.seconds:.1f} s"
         screen.print(f"[{each.number}/{each.total}] {each.kernel}: {spent}", markup=False)
     took = time.perf_counter() - begin
@@ -108,18 +107,18 @@ def warm(
                 "seconds": each.seconds,
                 "cached": each.cached,
             }
-            for each in found
+            for each in kernels
         ]
         print(json.dumps({"gpu": chip.name, "seconds": took, "kernels": rows}, indent=2))
         return
     words = ("kernel", "first needed by", "")
     table = plain_table(headings=(*words[:2], "s", "in the cache before"), left_columns=words)
-    for each in found:
+    for each in kernels:
         row = (each.kernel, str(calls[each.call]), f"{each.seconds:.1f}")
         table.add_row(*row, "yes" if each.cached else "no")
     console().print(table)
-    new = [each.seconds for each in found if not each.cached]
+    new = [each.seconds for each in kernels if not each.cached]
     print(
-        f"{len(found)} kernels for {chip.name}: {len(new)} compiled in {took:.1f} s, "
+        f"{len(kernels)} kernels for {chip.name}: {len(new)} compiled in {took:.1f} s, "
         f"{sum(new):.1f} s one after the other"
     )

@@ -34,13 +34,14 @@ from fsbench.errors import EngineUnavailable, InvalidArgument, shown
 from fsbench.integrations.draw import (
     DRAW_MARK,
     MATMUL_MARK,
-    OWN,
+    SERVING,
     Draw,
     Head,
     Rows,
-    known,
+    check_sampler,
     make_draw,
-    missing,
+    sampler_labels,
+    unavailable_reason,
 )
 from fsbench.integrations.speculating import captured, synchronize
 
@@ -87,14 +88,14 @@ class HuggingFace:
         drafts = drafts_label(sampler)
         if drafts:
             return drafts, True
-        missing(sampler, self.device)  # raises for names that nobody knows
-        label, fused = known()[sampler]
-        if sampler in OWN and self.device == "cpu":
+        check_sampler(sampler)
+        label, fused = sampler_labels()[sampler]
+        if sampler in SERVING and self.device == "cpu":
             label += " (reference, on a CPU)"
         return label, fused
 
     def missing(self, sampler: str) -> str | None:
-        return None if drafts_label(sampler) else missing(sampler, self.device)
+        return None if drafts_label(sampler) else unavailable_reason(sampler, self.device)
 
     def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
         if plan.speculate:

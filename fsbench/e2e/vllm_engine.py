@@ -26,12 +26,12 @@ from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import Decoder, check_kind
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.errors import EngineFailed, EngineUnavailable
-from fsbench.integrations.draw import known, missing
-from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, adapter_of
+from fsbench.integrations.draw import check_sampler, sampler_labels, unavailable_reason
+from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, check_version
 from fsbench.machine.packages import package_version
 
 WITH_FLASHINFER = "vllm-flashinfer"
-OWN = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
+VLLM_SAMPLERS = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
 """Names of vLLM's own sampler -> labels: as it is by default or as the environment has it, and with
 FlashInfer's filters, whatever the environment says of them."""
 
@@ -58,7 +58,7 @@ class Vllm:
                 f"--engine vllm: expected vLLM {SUPPORTED}; it is not installed. "
                 f"pip install vllm=={SUPPORTED}"
             )
-        adapter_of(version)
+        check_version(version)
         if device != "cuda":
             raise EngineUnavailable("--engine vllm: expected a GPU; got --device cpu")
 
@@ -73,15 +73,15 @@ class Vllm:
             check_kind(kind)
 
     def label(self, sampler: str) -> tuple[str, bool]:
-        if sampler in OWN:
-            return OWN[sampler], False
-        missing(sampler, self.device)  # raises for names that nobody knows
-        return known()[sampler]
+        if sampler in VLLM_SAMPLERS:
+            return VLLM_SAMPLERS[sampler], False
+        check_sampler(sampler)
+        return sampler_labels()[sampler]
 
     def missing(self, sampler: str) -> str | None:
         if sampler == WITH_FLASHINFER and package_version("flashinfer-python") is None:
             return "package flashinfer is not installed"
-        return None if sampler in OWN else missing(sampler, self.device)
+        return None if sampler in VLLM_SAMPLERS else unavailable_reason(sampler, self.device)
 
     def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Engines:
         return Engines(plan, decoder, tp, samplers, self._logs, self._memory)
@@ -188,7 +188,7 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
     """Variables of an engine's process: the same for all samplers, but for which one draws."""
     return {
         **{name: value for name, value in os.environ.items() if name != SWITCH},
-        **({} if sampler in OWN else {SWITCH: sampler}),
+        **({} if sampler in VLLM_SAMPLERS else {SWITCH: sampler}),
         **({"VLLM_USE_FLASHINFER_SAMPLER": "1"} if sampler == WITH_FLASHINFER else {}),
         MARKS: "1",
         DRAFTS: str(int(drafts)),

@@ -1,9 +1,9 @@
-"""A run beside the paper's Tables 4 and 5: our speedups divided by the published ones.
+"""Compare a run with the paper's Tables 4 and 5: our speedups divided by the published ones.
 
-A speedup is the time of a sampler that stores its logits divided by that of the fused one, both of
-one run, so it can be compared across machines better than a time. But it has two ends: `better`
-than the paper may be a faster fused kernel or a slower rival. Which sampler of ours stands for
-which column of the paper is in paper.toml (package `fsbench.paper`).
+A speedup is the time of a sampler that stores its logits divided by the time of the fused sampler
+in the same run, so it compares across machines better than a time does. `better` than the paper
+can mean a faster fused kernel or a slower baseline. paper.toml (package `fsbench.paper`) maps the
+columns of the paper to our samplers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from fsbench.provider import Kind
 from fsbench.report.tables import Configuration
 
 WITHIN = 0.05
-"""Largest deviation that counts as agreement. Tables 5 and 6 of the paper differ by up to 6 % in
-the speedups that both give (one GPU, Blackwell), and the paper does not say how it treated the L2
-cache."""
+"""Largest deviation that counts as agreement. Speedups printed in both Table 5 and Table 6 of the
+paper (one GPU, Blackwell) differ by up to 6 %, and the paper does not state the L2 state."""
 
 
 class Agreement(StrEnum):
-    """Our speedup against the published one."""
+    """How our speedup compares with the published one."""
 
     AGREES = "agrees"
     BETTER = "better"
@@ -33,7 +32,7 @@ class Agreement(StrEnum):
 
 
 def agreement(ratio: float, within: float) -> Agreement:
-    """Whether our speedup / the paper's is at most `within` away from 1, above it or below."""
+    """Return whether our speedup / the paper's is within 1 +- `within`, above or below."""
     if ratio > 1 + within:
         return Agreement.BETTER
     if ratio < 1 - within:
@@ -42,16 +41,16 @@ def agreement(ratio: float, within: float) -> Agreement:
 
 
 def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:
-    """Published cells of one configuration's shape that are measured there, too.
+    """Return the published cells that a configuration measured too.
 
     Args:
-        configuration: of any GPU; the ratio says what the difference is.
+        configuration: results of one LM head on any GPU.
         gpu: column of the paper, one of paper.GPUS.
-        fused: name of the sampler that is compared with the paper's.
+        fused: name of the sampler to compare with the paper's fused kernel.
 
     Returns:
-        Columns table, d, v, b, method, provider, ours, lo, hi (its interval), paper and ratio:
-        ours / paper. Empty for another shape, dtype or tp than the paper's.
+        Columns table, d, v, b, method, provider, ours, lo, hi (its interval), paper and ratio
+        (ours / paper). Empty if the paper has no table for this shape, dtype and tp.
     """
     first = configuration.rows.iloc[0]
     published = paper.speedups(gpu)
@@ -60,34 +59,34 @@ def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:
     parts = []
     for method, entry in paper.source()["baselines"].items():
         provider = entry["provider"]
-        ours = configuration.ratio(provider, fused).rename(columns={"value": "ours"})
-        mine = published[
+        speedups = configuration.ratio(provider, fused).rename(columns={"value": "ours"})
+        same_shape = published[
             (published["d"] == first.d)
             & (published["v"] == first.v)
             & (published["method"] == method)
         ]
-        parts.append(mine.assign(provider=provider).merge(ours, on="b"))
-    found = pd.concat(parts, ignore_index=True)
-    return found.assign(ratio=found["ours"] / found["paper"])
+        parts.append(same_shape.assign(provider=provider).merge(speedups, on="b"))
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(ratio=table["ours"] / table["paper"])
 
 
 def spread(table: pd.DataFrame) -> float:
-    """Largest / smallest `ratio` of the baselines of one B, minus 1, for the B where it is largest.
+    """Return the largest spread over B of `ratio` among the baselines of one B, minus 1.
 
-    The fused kernel's time is a factor of all of them, so it does not matter here.
+    The fused kernel's time is a factor of all ratios of one B, so it cancels.
     """
     ratios = table.groupby("b")["ratio"]
     return float((ratios.max() / ratios.min()).max() - 1)
 
 
 def shares(configuration: Configuration, fused: str) -> pd.DataFrame:
-    """Sampling as a share of kernel time beside the paper's Table 1, in percent.
+    """Return sampling as a share of kernel time, ours and that of the paper's Table 1, in percent.
 
-    The paper's GPU is another one (an RTX 3090), and it does not say which LM head it profiled.
+    The paper used another GPU (an RTX 3090) and does not name the LM head it profiled.
 
     Returns:
-        Columns b, method, provider, ours, split_by (results.csv) and paper. No rows where nothing
-        was measured that Table 1 has.
+        Columns b, method, provider, ours, split_by (results.csv) and paper. Empty if no cell of
+        Table 1 was measured.
     """
     source = paper.source()
     names = {source["fused"]["method"]: fused}
@@ -106,18 +105,21 @@ def shares(configuration: Configuration, fused: str) -> pd.DataFrame:
 def compare(
     configurations: Iterable[Configuration], gpu: str, fused: str, needed: bool = True
 ) -> list[tuple[Configuration, pd.DataFrame]]:
-    """Every configuration that the paper has, with its `cells`.
+    """Return (configuration, its `cells`) for each configuration that is in the paper.
+
+    Args:
+        needed: raise if no configuration is in the paper.
 
     Raises:
-        ResultsError: there is none, and it is `needed`: no other table has anything to compare.
+        ResultsError: no configuration is in the paper, and `needed`.
     """
     configurations = list(configurations)
-    known = {name for one in configurations for name in one.providers(Kind.EXACT, fused=True)}
-    if fused not in known and known:
-        raise unknown_name("--fused", fused, known)
-    found = [(one, cells(one, gpu, fused)) for one in configurations]
-    found = [(one, table) for one, table in found if len(table)]
-    if not found and needed:
+    fused_names = {name for one in configurations for name in one.providers(Kind.EXACT, fused=True)}
+    if fused not in fused_names and fused_names:
+        raise unknown_name("--fused", fused, fused_names)
+    compared = [(one, cells(one, gpu, fused)) for one in configurations]
+    compared = [(one, table) for one, table in compared if len(table)]
+    if not compared and needed:
         shapes = " or ".join(
             f"D = {shape['d']}, V = {shape['v']}" for shape in paper.source()["speedups"].values()
         )
@@ -129,4 +131,4 @@ def compare(
             f"results: expected bf16, {shapes}, {fused} and one of {baselines}, "
             f"measured in one run; got {got or 'no cell'}"
         )
-    return found
+    return compared

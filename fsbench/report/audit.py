@@ -1,8 +1,8 @@
-"""The audit: what samplers claim, and what the records of `fsbench verify` found them to do.
+"""The audit: claims of samplers, and the findings in the records of `fsbench verify`.
 
-A finding is a `defect` if a few launches show it: a token that must not come, a crash, noise or
-a log-probability that is not what it should be. It is a `bias` if it takes statistics: a wrong law,
-noise that is shared. It is `declared` if the sampler says so itself, and keeps to what it says.
+A finding is a `defect` if a few launches show it: a forbidden token, a crash, wrong noise or a
+wrong log-probability. It is a `bias` if only statistics show it: a wrong distribution, shared
+noise. It is `declared` if the sampler declares the deviation and stays within it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding of a check. seen: its words. seconds: its time. command: repeats the check."""
+    """A check that did not pass.
+
+    Attributes:
+        seen: detail that the check reported.
+        seconds: duration of the check.
+        command: command that repeats the check.
+    """
 
     check: str
     severity: str
@@ -42,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audited:
-    """A sampler of one version in one setting. lines: of its record, one for each check."""
+    """One version of a sampler in one setting. lines: its record, one line per check."""
 
     sampler: str
     package: str
@@ -54,7 +60,7 @@ class Audited:
 
     @property
     def planted(self) -> bool:
-        """Whether a test's file defines it: a bug that was planted to see whether it is found."""
+        """Whether a file in tests/ defines it, as a bug that the checks must find."""
         return "tests" in self.source.split("/")
 
     @property
@@ -69,13 +75,14 @@ class Audited:
 
     @property
     def severity(self) -> str:
-        """The worst of its findings; `clean` without any."""
+        """The worst severity of its findings; `clean` without findings."""
         return max((each.severity for each in self.findings), key=_RANKS.index, default="clean")
 
     def rows(self, repeated: bool = False) -> Iterator[tuple[str, ...]]:
-        """A row of the table for each finding, or one that says that there is none.
+        """Yield a row of the table per finding, or one `clean` row.
 
-        repeated: the first columns, which are the same in all of them, stand in each.
+        Args:
+            repeated: repeat the columns of the sampler in each row.
         """
         head = (self.sampler, self.package, self.on, self.claims)
         for finding in self.findings:
@@ -90,7 +97,10 @@ _RANKS = list(EXIT_CODES)
 
 
 def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
-    """(samplers, worst first; why others could not be audited). The last line of a check counts."""
+    """Return (samplers, the worst first; reason by name of those that were skipped).
+
+    If a check has several lines, the last one counts.
+    """
     checks: dict[tuple[str, ...], dict[str, tuple[_Line, str]]] = {}
     skipped: dict[str, str] = {}
     options = on = ""
@@ -104,16 +114,18 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
         elif "skipped" in line:
             skipped[name] = line["skipped"]
         elif "verdict" in line:
-            own = presented if presented.get("provider") == name else {}
-            source = str(own.get("source", ""))
+            header = presented if presented.get("provider") == name else {}
+            source = str(header.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
             command = f"fsbench verify --provider {shlex.quote(name)}{path} {options}"
-            claims = _claims(own.get("claims", {}))
-            key = (name, own.get("package", "not recorded"), on, claims, source)
+            claims = _claims(header.get("claims", {}))
+            key = (name, header.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command
-    found = [_of_checks(key, list(each.values())) for key, each in checks.items()]
-    found.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
-    return found, {name: why for name, why in skipped.items() if name not in {k[0] for k in checks}}
+    samplers = [_of_checks(key, list(each.values())) for key, each in checks.items()]
+    samplers.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
+    for name, *_ in checks:
+        skipped.pop(name, None)
+    return samplers, skipped
 
 
 def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audited:
@@ -160,7 +172,7 @@ def _command(line: _Line) -> str:
 
 
 def _claims(claims: _Line) -> str:
-    """Its capabilities that are not the default, without those of its form."""
+    """Return the capabilities that differ from the default, except devices, dtypes and form."""
     if not claims:
         return "not recorded"
     words = []
@@ -172,7 +184,7 @@ def _claims(claims: _Line) -> str:
 
 
 def markdown(samplers: Iterable[Audited], skipped: dict[str, str]) -> str:
-    """Return the table as Markdown, and below it what could not be audited."""
+    """Return the table as Markdown, followed by the reasons of skipped samplers."""
     rows: list[Sequence[str]] = [HEADINGS, ["---"] * len(HEADINGS)]
     for each in samplers:
         for name, *cells, shown in each.rows():
@@ -188,6 +200,6 @@ def _code(text: str) -> str:
     return f"`{text}`" if text and not set(text) & set("`|\n") else escaped(text)
 
 
-def worst(found: Iterable[Audited]) -> str:
-    """The worst severity of all."""
-    return max((each.severity for each in found), key=_RANKS.index, default="clean")
+def worst(samplers: Iterable[Audited]) -> str:
+    """Return the worst severity of all samplers."""
+    return max((each.severity for each in samplers), key=_RANKS.index, default="clean")

@@ -1,8 +1,7 @@
-"""Two runs, cell by cell: how much longer each cell takes in B than in A.
+"""Compare two runs cell by cell: time in B / time in A.
 
-A ratio across runs is only as good as what the runs have in common, so the differences of their
-environments belong in front of it. GPUs and commits may differ: that is what one compares. The
-sampler, the shape and the way of measuring may not.
+Cells are paired by sampler, shape and measuring conditions; GPU and commit may differ. A ratio
+across runs needs the differences of the two environments next to it.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from fsbench.records.stats import ratio_interval
 from fsbench.report.tables import CONDITIONS, conditions_in_words, normalized
 
 WITHIN = 0.02
-"""An interval covers one run only. Two runs of one program on one H200, minutes apart, differ by up
-to 2.0 %, interval included (results/h200: `paper` and `lean`)."""
+"""Largest difference that counts as the same. An interval covers one run only: two runs of one
+program on one H200, minutes apart, differ by up to 2.0 % (results/h200: `paper` and `lean`)."""
 
 PROBLEM = ["device", "d", "v", *CONDITIONS]
-"""Columns in which cells of one table agree."""
+"""Columns with one value in all cells of a table."""
 
 _CELL = [*PROBLEM, "provider", "b"]
 _CLOCKS = ["sm_mhz", "mem_mhz"]
 _VALUES = ["status", "reason", "median_us", "ci_lo_us", "ci_hi_us", *_CLOCKS]
 
 ABSENT = "absent"
-"""Status of a cell that a run does not have."""
+"""Status of a cell that is not in a run."""
 
 
 class Verdict(StrEnum):
@@ -42,7 +41,7 @@ class Verdict(StrEnum):
 
 
 def verdict(lo: float, hi: float, within: float) -> Verdict:
-    """The whole interval [lo, hi] of B / A above, below or inside 1 +- within, or across an end."""
+    """Return the position of the interval [lo, hi] of B / A relative to 1 +- within."""
     if lo > 1 + within:
         return Verdict.SLOW
     if hi < 1 - within:
@@ -53,15 +52,18 @@ def verdict(lo: float, hi: float, within: float) -> Verdict:
 
 
 def pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Every cell that either run has, sorted.
+    """Return every cell of either run, sorted.
 
     Args:
-        a, b: the rows of one run each, as `cli.result_frames.read_results` gives them.
+        a, b: rows of one run each, from `cli.result_frames.read_results`.
 
     Returns:
-        The columns of the cell; status, reason, times and clocks of both runs with _a and _b; and
-        ratio, lo, hi: B / A and its conservative interval, where both are measured. A run without
-        the cell has the status `absent`.
+        The columns of the cell; status, reason, times and clocks of both runs with suffixes _a
+        and _b; and ratio, lo, hi: B / A and its conservative interval, if both are measured. The
+        status is `absent` if a run does not have the cell.
+
+    Raises:
+        ResultsError: a run has no measured cell, or no cell is measured in both.
     """
     both = _rows("A", a).merge(_rows("B", b), on=_CELL, how="outer", suffixes=("_a", "_b"))
     both = both.sort_values(_CELL, ignore_index=True)
@@ -81,7 +83,7 @@ def pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows(name: str, run: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are compared, one row per cell; raises if nothing was measured."""
+    """Return the compared columns, one row per cell; raise ResultsError if no cell is measured."""
     rows = normalized(run).reindex(columns=_CELL + _VALUES).drop_duplicates(_CELL, keep="last")
     if not (rows["status"] == "ok").any():
         raise ResultsError(f"{name}: expected at least one cell with status ok; got none")
@@ -89,7 +91,7 @@ def _rows(name: str, run: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shapes(run: pd.DataFrame) -> str:
-    """Name the shapes and samplers of a run, for the message that no cell is in both runs."""
+    """Return the shapes and samplers of a run as text, for an error message."""
     measured = normalized(run)
     measured = measured[measured["status"] == "ok"]
     heads = [
@@ -102,22 +104,23 @@ def _shapes(run: pd.DataFrame) -> str:
 
 
 def lost(cells: pd.DataFrame, run: str) -> pd.DataFrame:
-    """Cells that one run, 'a' or 'b', tried and could not measure, and the other one could."""
+    """Return the cells that failed in one run, 'a' or 'b', and were measured in the other."""
     tried = ~cells[f"status_{run}"].isin(["ok", ABSENT])
     return cells[tried & cells[["status_a", "status_b"]].eq("ok").any(axis=1)]
 
 
 def only_in(cells: pd.DataFrame, run: str) -> list[tuple[str, int]]:
-    """Return (what the other run lacks, how many cells) of those that one run alone has.
+    """Return (what the other run lacks, number of cells) for the cells of only one run.
 
-    run: 'a' or 'b', the one that has them.
+    Args:
+        run: 'a' or 'b', the run that has the cells.
     """
     other = {"a": "b", "b": "a"}[run]
     alone = cells[cells[f"status_{other}"] == ABSENT]
-    there = cells[cells[f"status_{other}"] != ABSENT]
-    problems = set(there[PROBLEM].itertuples(index=False, name=None))
-    batches = set(there[[*PROBLEM, "b"]].itertuples(index=False, name=None))
-    samplers = set(there["provider"])
+    shared = cells[cells[f"status_{other}"] != ABSENT]
+    problems = set(shared[PROBLEM].itertuples(index=False, name=None))
+    batches = set(shared[[*PROBLEM, "b"]].itertuples(index=False, name=None))
+    samplers = set(shared["provider"])
     reasons: dict[str, int] = {}
     for _, cell in alone.iterrows():
         problem = tuple(cell[PROBLEM])
@@ -140,31 +143,31 @@ def clock_differences(cells: pd.DataFrame) -> list[tuple[str, Any, Any]]:
         (f"median {name}", *(pd.to_numeric(both[f"{name}_{run}"]).median() for run in "ab"))
         for name in _CLOCKS
     ]
-    return [(name, a, b) for name, a, b in medians if abs(a - b) > 0]  # false where not known
+    return [(name, a, b) for name, a, b in medians if abs(a - b) > 0]  # False for NaN
 
 
-_OF_EVERY_RUN = {"schema", "utc", "argv", "options", "resumed", "times"}
-"""Fields of env.json that say nothing of the machine and the programs, or are taken apart below."""
+_RUN_FIELDS = {"schema", "utc", "argv", "options", "resumed", "times"}
+"""Fields of env.json about the run, not about the machine or the programs."""
 
 
 def environment_differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, in A, in B) of what differs between two records of `results.read_environment`.
+    """Return (name, in A, in B) of each difference between two env.json records.
 
-    Options of `fsbench run` are named `options.NAME`; `resumed` is how often a run was resumed.
+    Options of `fsbench run` are named `options.NAME`; `resumed` is the number of resumes.
     """
-    of_a, of_b = _facts(a), _facts(b)
-    both = [(name, of_a.get(name), of_b.get(name)) for name in {**of_a, **of_b}]
+    facts_a, facts_b = _facts(a), _facts(b)
+    both = [(name, facts_a.get(name), facts_b.get(name)) for name in {**facts_a, **facts_b}]
     return [(name, x, y) for name, x, y in both if x != y]
 
 
 def _facts(environment: dict[str, Any]) -> dict[str, Any]:
-    facts = {name: value for name, value in environment.items() if name not in _OF_EVERY_RUN}
+    facts = {name: value for name, value in environment.items() if name not in _RUN_FIELDS}
     facts["options"] = environment.get("options", {})
     return {**dict(_flat(facts)), "resumed": len(environment.get("resumed", []))}
 
 
 def _flat(facts: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what a record holds at any depth, named as in `options.iters`."""
+    """Yield (dotted name, value) of each value of a nested record, such as options.iters."""
     for name, value in facts.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

@@ -1,8 +1,8 @@
-"""Results and problems for others: one tidy table with a dictionary, and flashinfer-bench's format.
+"""Export results as a tidy table with a dictionary, and problems in flashinfer-bench's format.
 
-flashinfer-bench compares a solution's output with a reference's. So its problems here are decode
-steps whose tokens are given by the noise contract, and its solutions the samplers that follow it;
-a sampler with noise of its own has no token to be compared.
+flashinfer-bench compares the output of a solution with that of a reference. Its problems are
+decode steps whose tokens the noise contract defines; its solutions are the samplers that follow
+this contract. The tokens of samplers with other noise cannot be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENVIRONMENT = (
     *("utc", "fsbench", "git_sha", "cpu", "driver", "cuda", "torch", "triton", "flashinfer"),
     *("transformers", "vllm", "xllamacpp"),
 )
-"""Fields of env.json that each row of the table has."""
+"""Fields of env.json that become columns of the table."""
 
 _SHAPES = {"hidden": ["B", "D"], "weight": ["V", "D"], "seed": ["one"], "offset": ["one"]}
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -50,9 +50,9 @@ def run(hidden, weight, seed, offset, temperature):
 
 
 def tidy(frame: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows of results.csv with what they were measured on. environments: env.json by folder."""
-    told = [environments[folder] for folder in frame.folder]
-    columns = {name: [each.get(name) for each in told] for name in ENVIRONMENT}
+    """Add the machine and versions to each row of results. environments: env.json by folder."""
+    records = [environments[folder] for folder in frame.folder]
+    columns = {name: [each.get(name) for each in records] for name in ENVIRONMENT}
     runs = [Path(folder).name for folder in frame.folder]
     return frame.drop(columns="folder").assign(run=runs, **columns)
 
@@ -61,16 +61,16 @@ def dictionary(columns: Iterable[str]) -> pd.DataFrame:
     """Return the meaning of each column of the table."""
     text = (resources.files("fsbench.records") / "words.toml").read_text(encoding="utf-8")
     words = tomllib.loads(text)
-    known = {**words["environment"], **words["results"], **words["cell"], "run": "Results folder."}
-    rows = [(name, known[name].replace("`", "")) for name in columns]
+    meanings = words["environment"] | words["results"] | words["cell"] | {"run": "Results folder."}
+    rows = [(name, meanings[name].replace("`", "")) for name in columns]
     return pd.DataFrame(rows, columns=["column", "meaning"])
 
 
 def trace_set(frame: pd.DataFrame, samplers: Iterable[Provider]) -> Iterator[tuple[str, str]]:
-    """(path in flashinfer-bench's data set, text of the file), of the plain problems of results."""
+    """Yield (path in flashinfer-bench's data set, text) for the problems without filters."""
     plain = (frame.top_k == 0) & (frame.top_p == 1) & (frame.min_p == 0) & (frame.history == 0)
     plain &= frame.weights == ""
-    known = [each for each in samplers if each.capabilities.noise]
+    with_noise = [each for each in samplers if each.capabilities.noise]
     for (D, V, dtype), rows in frame[plain & (frame.tp == 1)].groupby(["d", "v", "dtype"]):
         steps = sorted(set(zip(rows.b.tolist(), rows.temperature.tolist(), strict=True)))
         for noise in ("token", "group"):
@@ -78,7 +78,7 @@ def trace_set(frame: pd.DataFrame, samplers: Iterable[Provider]) -> Iterator[tup
             yield f"definitions/lm_head_sampling/{name}.json", _definition(name, D, V, dtype, noise)
             lines = (_workload(name, B, T) for B, T in steps)
             yield f"workloads/lm_head_sampling/{name}.jsonl", "".join(lines)
-            for each in known:
+            for each in with_noise:
                 if each.capabilities.noise == noise and dtype in each.capabilities.dtypes:
                     path = f"solutions/lm_head_sampling/{name}/{each.name}.json"
                     yield path, _solution(name, each, dtype)
@@ -91,7 +91,7 @@ def _definition(name: str, D: int, V: int, dtype: str, noise: str) -> str:
     }
     inputs = {key: {"shape": shape, "dtype": types[key]} for key, shape in _SHAPES.items()}
     sizes = {"D": D, "V": V, "one": 1}
-    told = {
+    definition = {
         "name": name,
         "op_type": "lm_head_sampling",
         "description": f"A token of softmax(hidden @ weight.T / T) for each row, by {noise} noise.",
@@ -101,7 +101,7 @@ def _definition(name: str, D: int, V: int, dtype: str, noise: str) -> str:
         "outputs": {"tokens": {"shape": ["B"], "dtype": "int64"}},
         "reference": _REFERENCE.format(noise=noise),
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(definition, indent=2)
 
 
 def _workload(name: str, B: int, temperature: float) -> str:
@@ -114,7 +114,7 @@ def _workload(name: str, B: int, temperature: float) -> str:
 
 def _solution(definition: str, sampler: Provider, dtype: str) -> str:
     source = _SOLUTION.format(name=sampler.name, dtype=dtype)
-    told = {
+    solution = {
         "name": f"{definition}_{sampler.name}",
         "definition": definition,
         "author": "fsbench",
@@ -128,4 +128,4 @@ def _solution(definition: str, sampler: Provider, dtype: str) -> str:
         },
         "sources": [{"path": "main.py", "content": source}],
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(solution, indent=2)

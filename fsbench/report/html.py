@@ -1,4 +1,4 @@
-"""Results as HTML pages, one for each GPU, that need nothing beside them: tables, figures."""
+"""Write results as self-contained HTML pages, one per GPU, with tables and figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from fsbench.provider import Kind
 from fsbench.records.stats import LEVEL
 from fsbench.report.audit import HEADINGS, Audited
-from fsbench.report.doubts import doubts
 from fsbench.report.figures.catalog import plain, planned
 from fsbench.report.figures.configuration import speedups
 from fsbench.report.figures.parallel import drawn
 from fsbench.report.figures.parts import Styles, encoded
 from fsbench.report.figures.style import styles
+from fsbench.report.measurement_warnings import measurement_warnings
 from fsbench.report.recommend import recommend
 from fsbench.report.tables import Configuration, configurations
 
@@ -36,7 +36,7 @@ _RUN = {
     "triton": "triton",
     "flashinfer": "FlashInfer",
 }
-"""Fields of env.json that the page shows, and their headings."""
+"""Fields of env.json shown on a page -> heading."""
 
 
 def pages(
@@ -45,11 +45,11 @@ def pages(
     """Yield a page for each GPU in the results, or for a CPU.
 
     Args:
-        frame: results of one or several runs, at least one cell of them with status ok.
-        environments: env.json of every run, by its folder.
+        frame: results of one or several runs, with at least one cell with status ok.
+        environments: env.json of every run, by folder.
 
     Yields:
-        (short name of the GPU, or cpu; its page as HTML; its card on the index).
+        (short name of the GPU, or cpu; page as HTML; card for the index).
     """
     looks = styles(frame)
     by_gpu: dict[str, list[Configuration]] = {}
@@ -60,7 +60,7 @@ def pages(
 
 
 def audit_pages(samplers: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the pages of the audit: of samplers, and of bugs that were planted to be found."""
+    """Yield the pages of the audit: one of samplers, one of planted bugs; see `pages`."""
     samplers = list(samplers)
     for name, title, planted in (
         ("audit", "Audit of samplers", False),
@@ -84,13 +84,13 @@ def audit_pages(samplers: Iterable[Audited]) -> Iterator[tuple[str, str, dict[st
 
 
 def index_page(cards: Iterable[dict[str, Any]]) -> str:
-    """Return the first page: a verdict and a figure for each page, and a link to it."""
+    """Return the index: a verdict, a figure and a link for each page."""
     return _rendered(title="fsbench results", cards=list(cards), parts=[])
 
 
 def _rendered(**context: Any) -> str:
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
-    none: dict[str, Any] = {"run_columns": [], "runs": [], "doubts": [], "overview": []}
+    none: dict[str, Any] = {"run_columns": [], "runs": [], "warnings": [], "overview": []}
     none |= {"cards": [], "verdict": ""}
     made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return made.from_string(template).render(**{**none, **context})
@@ -102,7 +102,7 @@ def _page(
     looks: Styles,
     environments: dict[Path, dict[str, Any]],
 ) -> tuple[str, dict[str, Any]]:
-    """The page of a GPU, and its card: those with more cells and heads are shown first."""
+    """Return the page of a GPU and its card."""
     rows = pd.concat([each.rows for each in measured])
     folders = set(rows.folder)
     runs = {folder: record for folder, record in environments.items() if str(folder) in folders}
@@ -126,7 +126,7 @@ def _page(
             [folder.name, *(_short(field, record.get(field)) for field in _RUN)]
             for folder, record in runs.items()
         ],
-        doubts=doubts(rows),
+        warnings=measurement_warnings(rows),
         overview=overview,
         parts=[
             {
@@ -143,7 +143,7 @@ def _page(
 
 
 def verdict_in_words(measured: list[Configuration]) -> str:
-    """Say how often a fused sampler is the fastest, and what it saves, over all plain points."""
+    """Return a sentence: how often a fused sampler is fastest, and what it saves."""
     advice = [
         (bool(each.rows[each.rows.provider == one.best].fused.iloc[0]), one.saves)
         for each in plain(measured)
@@ -168,7 +168,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def _inline(name: str, drawing: Callable[[], Figure | None]) -> dict[str, str] | None:
-    """A figure as the page has it. Its texts stay texts: a quarter of the size of outlines."""
+    """Return a figure as a data URL. Text stays text, a quarter of the size of outlines."""
     figure = drawing()
     if figure is None:
         return None
@@ -180,9 +180,10 @@ def _inline(name: str, drawing: Callable[[], Figure | None]) -> dict[str, str] |
 def _history(
     configuration: Configuration, when: dict[str, tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """The cells that several commits measured, a column for each run; no table without any.
+    """Return a table of the cells that several commits measured, a column per run, or no table.
 
-    when: folder -> (when in UTC, commit). A cell has a time for each run, "" where it has none.
+    Args:
+        when: folder -> (time in UTC, commit).
     """
     ok = configuration.rows[configuration.rows.status == "ok"]
     ok = ok.assign(commit=ok.folder.map({folder: commit for folder, (_, commit) in when.items()}))
@@ -202,13 +203,13 @@ def _history(
 
 
 def _times(configuration: Configuration) -> dict[str, Any]:
-    """Median time by sampler and B; a cell without a time shows its status."""
+    """Return median times by sampler and B; a cell that was not measured shows its status."""
     latest = configuration.rows.drop_duplicates(["provider", "b"], keep="last")
     rows = []
-    for provider, mine in latest.groupby("provider", sort=False):
-        kind = Kind(mine.kind.iloc[0])
+    for provider, rows_of_sampler in latest.groupby("provider", sort=False):
+        kind = Kind(rows_of_sampler.kind.iloc[0])
         note = "" if kind is Kind.EXACT else f" ({kind.replace('_', ' ')})"
-        cells = {row.b: _cell(row.status) for row in mine.itertuples()}
+        cells = {row.b: _cell(row.status) for row in rows_of_sampler.itertuples()}
         measured = configuration.measured
         for row in measured[measured.provider == provider].itertuples():
             interval = f"{LEVEL:.0%}: {row.ci_lo_us:.1f} to {row.ci_hi_us:.1f}"
@@ -219,7 +220,7 @@ def _times(configuration: Configuration) -> dict[str, Any]:
 
 
 def _speedups(configuration: Configuration) -> list[dict[str, Any]]:
-    """For each fused exact sampler, its speedup over every unfused one, by B."""
+    """Return a table per fused exact sampler: its speedup over each unfused one, by B."""
     tables = []
     for fused, ratios in speedups(configuration).items():
         rows = []
@@ -234,7 +235,7 @@ def _speedups(configuration: Configuration) -> list[dict[str, Any]]:
 
 
 def _table(title: str, rows: list[tuple[str, dict[Any, _Cell], bool]]) -> dict[str, Any]:
-    """rows: (label, cells by B, whether it is a bound)."""
+    """Return a table by B. rows: (label, cells by B, whether it is a lower bound)."""
     batches = sorted({B for _, cells, _ in rows for B in cells})
     lines = [
         {"cells": [_cell(label), *(cells.get(B, _cell("")) for B in batches)], "bound": bound}

@@ -1,8 +1,7 @@
-"""Cost of the logits when they leave the chip (the paper's Table 9), against the I/O model.
+"""Cost of storing the logits (the paper's Table 9), compared with the I/O model.
 
-The fused kernel is compared with itself plus one store of its fp32 logits. The model (section 3.3)
-knows bytes only: 4 B V more on top of the weight's 2 V D, so 2 B / D for a weight of 2-byte
-elements. Input is the table of results.csv (fsbench.report.tables).
+The fused kernel is compared with the same kernel that also stores fp32 logits. The model (section
+3.3) counts bytes: 4 B V in addition to 2 V D of the weight, so 2 B / D for 2-byte weights.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ FP32_BYTES = 4
 
 
 def pair() -> tuple[str, str]:
-    """Names of the two samplers: fused, and fused with the store."""
+    """Return the names of the fused sampler and of the fused sampler that stores its logits."""
     source = paper.source()
     return source["fused"]["provider"], source["stored"]["provider"]
 
 
 def predicted(B: int, D: int, dtype: str) -> float:
-    """Bytes of the fp32 logits over those of the weight: 2 B / D for bf16 and fp16."""
+    """Return bytes of the fp32 logits / bytes of the weight: 2 B / D for bf16 and fp16."""
     return FP32_BYTES * B / (DTYPES[dtype] * D)
 
 
 def overhead(configuration: Configuration) -> pd.DataFrame:
-    """The share of time that the store adds, in percent, by B.
+    """Return the time that the store adds, in percent of the fused kernel's time, by B.
 
     Returns:
-        Columns predicted_pct; measured_pct with its interval lo_pct, hi_pct, of two medians of one
-        run; paper_pct, published for this shape on a B200, NaN for others. No rows where no run
-        has both samplers.
+        Columns predicted_pct; measured_pct and its interval lo_pct, hi_pct, from two medians of
+        one run; paper_pct, published for this shape on a B200, else NaN. Empty if no run has both
+        samplers.
     """
     fused, stored = pair()
     ratio = configuration.ratio(stored, fused)
@@ -56,7 +55,7 @@ def overhead(configuration: Configuration) -> pd.DataFrame:
 
 
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
-    """Write logits_store_<stem>.csv of every configuration that has both; returns the paths."""
+    """Write logits_store_<stem>.csv of each configuration with both samplers; return the paths."""
     written = []
     for configuration in configurations(frame):
         table = overhead(configuration)

@@ -1,4 +1,4 @@
-"""Time against the number of GPUs that share the vocabulary: the paper's Table 6, as measured.
+"""Time by number of GPUs that share the vocabulary, as in the paper's Table 6.
 
 Times are the minimum and the median over all steps, each the time of the slowest rank.
 """
@@ -14,12 +14,12 @@ from fsbench.records.sheet import as_csv
 from fsbench.report.tables import Configuration, stems
 
 
-def over_ranks(found: list[Configuration]) -> dict[str, list[Configuration]]:
-    """Configurations that differ in nothing but `tp`, ascending; only where there are several.
+def over_ranks(measured: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Group configurations that differ only in `tp`, ascending, by a stem for file names.
 
-    The keys are stems for the names of common files.
+    Groups with one value of `tp` are left out.
     """
-    groups = stems(found, free=["tp"])
+    groups = stems(measured, free=["tp"])
     return {
         stem: sorted(alike, key=lambda each: int(each.rows.tp.iloc[0]))
         for stem, alike in groups.items()
@@ -28,9 +28,9 @@ def over_ranks(found: list[Configuration]) -> dict[str, list[Configuration]]:
 
 
 def scaling_table(alike: list[Configuration]) -> pd.DataFrame:
-    """One row per B and provider; for each number n of GPUs tpN_min_us, tpN_median_us, tpN_ideal.
+    """Return a row per B and provider with tpN_min_us, tpN_median_us, tpN_ideal for N GPUs.
 
-    tpN_ideal is the share of ideal scaling: the minimum on one GPU / (n times that on n GPUs).
+    tpN_ideal is the scaling efficiency: minimum on one GPU / (N x minimum on N GPUs).
     """
     parts = []
     for configuration in alike:
@@ -48,11 +48,11 @@ def scaling_table(alike: list[Configuration]) -> pd.DataFrame:
     return table
 
 
-def write_scaling(folder: Path, found: list[Configuration]) -> list[Path]:
-    """Write scaling_<stem>.csv for every group of over_ranks; returns the paths."""
+def write_scaling(folder: Path, measured: list[Configuration]) -> list[Path]:
+    """Write scaling_<stem>.csv for every group of over_ranks; return the paths."""
     written = []
     with refusals("write tables in", folder):
-        for stem, alike in over_ranks(found).items():
+        for stem, alike in over_ranks(measured).items():
             written.append(folder / f"scaling_{stem}.csv")
             write_atomically(written[-1], as_csv(scaling_table(alike)))
     return written

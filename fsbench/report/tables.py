@@ -1,9 +1,9 @@
 """Speedup tables shaped like the paper's Tables 4 and 5, one per configuration.
 
-A configuration is a GPU, a shape and a way of measuring; a row is a batch size B. Speedups are
-ratios of medians measured in the same run, never across runs; only samplers of one law
-are compared: exact ones, on problems with filters truncated ones.
-Input is the table of results.csv (fsbench.records.summary), one or several runs of it.
+A configuration is a GPU, a shape and measuring conditions; a row is a batch size B. A speedup is a
+ratio of two medians of one run. Only samplers of one distribution are compared: exact samplers, or
+on problems with filters truncated samplers. The input is results.csv of one or several runs
+(fsbench.records.summary).
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from fsbench.records.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
 FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False, **PENALTIES, "history": 0}
-"""Columns of filters and penalties, and what they are where they are off."""
+"""Column of a filter or penalty -> value that turns it off."""
 _LATER = {**FILTERS, "weights": ""}
-"""Columns that older results lack, and what they were then."""
+"""Columns that older results lack -> their value in such results."""
 CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *_LATER]
-"""Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
+"""Columns of the measuring conditions: all except machine, shape and sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The rows of one GPU, shape and way of measuring.
+    """The rows of one GPU, shape and set of measuring conditions.
 
-    stem: unique part of file names, such as 'h200_d4096_v151936'.
-    rows: every row, whatever its status; later runs below earlier ones.
+    Attributes:
+        stem: unique part of file names, such as 'h200_d4096_v151936'.
+        rows: rows of any status; later runs are below earlier ones.
     """
 
     stem: str
@@ -46,25 +47,25 @@ class Configuration:
 
     @property
     def title(self) -> str:
-        """The machine and the shape, in words."""
+        """The machine and the shape as text."""
         first = self.rows.iloc[0]
         parallel = f", TP = {first.tp}" if first.tp != 1 else ""
         return f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}{parallel}"
 
     @property
     def head(self) -> str:
-        """The models that have this LM head, by name, and its size D x V."""
+        """Names of the models with this LM head, and its size D x V."""
         first = self.rows.iloc[0]
         names = [one.name for one in models().values() if (first.d, first.v) == (one.D, one.V)]
         return ", ".join([*names, f"{first.d:,} × {first.v:,}"])
 
     @property
     def heading(self) -> str:
-        """Words that distinguish the configuration from others of its GPU."""
+        """Text that distinguishes the configuration from others of the same GPU."""
         first = self.rows.iloc[0]
-        what = "Log-probabilities" if self.drawn is Kind.SCORE else "Sampling"
+        subject = "Log-probabilities" if self.drawn is Kind.SCORE else "Sampling"
         if filters := filters_in_words(first):
-            what += f" with {filters}"
+            subject += f" with {filters}"
         unusual = {
             f"{first.weights} head": bool(first.weights),
             f"TP = {first.tp}": first.tp != 1,
@@ -74,18 +75,19 @@ class Configuration:
             "eager": not first.graph,
             f"{first.l2} L2": first.l2 not in ("cold", ""),
         }
-        return ", ".join([f"{what}: {self.head}", *(words for words, on in unusual.items() if on)])
+        words = (word for word, is_on in unusual.items() if is_on)
+        return ", ".join([f"{subject}: {self.head}", *words])
 
     @property
     def conditions(self) -> str:
-        """Conditions of the measurement, in words."""
+        """Conditions of the measurement as text."""
         return conditions_in_words(self.rows.iloc[0])
 
     @property
     def drawn(self) -> Kind:
-        """Kind of the samplers that draw from the distribution of this problem: they are compared.
+        """Kind of the samplers that draw from the problem's distribution, which are compared.
 
-        SCORE where nothing draws and log-probabilities were timed.
+        SCORE if log-probabilities were timed and nothing was drawn.
         """
         first = self.rows.iloc[0]
         if set(self.rows.kind) - {str(Kind.LOWER_BOUND)} == {str(Kind.SCORE)}:
@@ -95,12 +97,12 @@ class Configuration:
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """The rows with status ok: per provider and B that of the latest run."""
+        """Rows with status ok, those of the latest run for each provider and B."""
         ok = self.rows[self.rows.status == "ok"]
         return ok.drop_duplicates(["provider", "b"], keep="last")
 
     def providers(self, kind: Kind | None = None, fused: bool | None = None) -> list[str]:
-        """Names of the measured providers of a kind, in the order of the results."""
+        """Return the names of the measured providers of a kind, in the order of the results."""
         rows = self.measured
         if kind is not None:
             rows = rows[rows.kind == kind]
@@ -109,20 +111,20 @@ class Configuration:
         return list(rows.provider.unique())
 
     def problem(self, B: int) -> Problem:
-        """The decode step of one batch size."""
+        """Return the decode step of one batch size."""
         first = self.rows.iloc[0]
         sizes = (int(B), int(first.d), int(first.v))
         return Problem(*sizes, first["dtype"], tp=int(first.tp), weights=first.weights)
 
     def label(self, provider: str) -> str:
-        """Legend text of a provider, as its latest run gave it."""
+        """Return the label of a provider in its latest run."""
         return self.rows[self.rows.provider == provider].label.iloc[-1]
 
     def ratio(self, numerator: str, denominator: str) -> pd.DataFrame:
-        """median(numerator) / median(denominator) against B, with its interval.
+        """Return median(numerator) / median(denominator) by B, with its interval.
 
         Returns:
-            Columns value, lo, hi with B as index. Both medians come from one run: the latest that
+            Columns value, lo, hi with B as index. Both medians are from one run: the latest that
             has both. The interval is conservative (stats.ratio_interval).
         """
         ok = self.rows[self.rows.status == "ok"]
@@ -137,10 +139,10 @@ class Configuration:
 
 
 def conditions_in_words(row: pd.Series) -> str:
-    """Return the conditions in which a cell was measured, in words."""
+    """Return the measuring conditions of a row as text."""
     return ", ".join(
         [
-            row["dtype"],  # Series.dtype is something else
+            row["dtype"],  # Series.dtype is the dtype of the values
             *([f"{row.weights} head"] if row.weights else []),
             f"T = {row.temperature:g}",
             f"logits {row.logits}",
@@ -153,7 +155,7 @@ def conditions_in_words(row: pd.Series) -> str:
 
 
 def filters_in_words(row: pd.Series) -> str:
-    """The filters and penalties of a row that are on, such as 'top-k 50, top-p 0.9', or ''."""
+    """Return the active filters and penalties of a row, such as 'top-k 50, top-p 0.9', or ''."""
     on = [name for name in ("top_k", "top_p", "min_p") if row[name] != FILTERS[name]]
     words = [f"{name.replace('_', '-')} {row[name]:g}" for name in on]
     words += ["mixed rows"] if row.mixed else []
@@ -164,9 +166,12 @@ def filters_in_words(row: pd.Series) -> str:
 
 
 def normalized(frame: pd.DataFrame) -> pd.DataFrame:
-    """Results with all columns needed here, whether read from a CSV file or made in memory.
+    """Return results with all required columns and types, from a CSV file or from memory.
 
-    Texts that pandas reads as missing are '', `gpu` is the short name and `gpu_name` the long one.
+    Texts that pandas reads as missing become ''; `gpu` is the short name, `gpu_name` the full one.
+
+    Raises:
+        ResultsError: a column is missing, or a value is not valid.
     """
     old = {name: off for name, off in _LATER.items() if name not in frame}
     frame = frame.assign(**old).fillna(_LATER)
@@ -196,46 +201,46 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     if frame.empty:
         return []
     frame = normalized(frame)
-    found = []
+    result = []
     for _, same_shape in frame.groupby(_SHAPE):
         varying = [name for name in CONDITIONS if same_shape[name].nunique() > 1]
         for _, rows in same_shape.groupby(CONDITIONS):
             if (rows.status == "ok").any():
-                found.append(Configuration(_stem(rows.iloc[0], varying), rows))
-    return sorted(found, key=lambda configuration: configuration.stem)
+                result.append(Configuration(_stem(rows.iloc[0], varying), rows))
+    return sorted(result, key=lambda configuration: configuration.stem)
 
 
-def stems(found: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:
-    """Configurations that differ in the conditions `free` alone, by a stem for common files."""
-    return _alike(found, _SHAPE, [name for name in CONDITIONS if name not in free])
+def stems(measured: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:
+    """Group configurations that differ only in the conditions `free`, by a stem for file names."""
+    return _grouped(measured, _SHAPE, [name for name in CONDITIONS if name not in free])
 
 
-def families(found: list[Configuration]) -> dict[str, list[Configuration]]:
-    """Configurations that differ in nothing but the LM head, by a stem for common files."""
-    return _alike(found, _SHAPE[:2], CONDITIONS)
+def families(measured: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Group configurations that differ only in the LM head, by a stem for file names."""
+    return _grouped(measured, _SHAPE[:2], CONDITIONS)
 
 
-def _alike(
-    found: list[Configuration], shape: list[str], conditions: list[str]
+def _grouped(
+    measured: list[Configuration], shape: list[str], conditions: list[str]
 ) -> dict[str, list[Configuration]]:
-    first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
+    first = pd.DataFrame([configuration.rows.iloc[0] for configuration in measured])
     grouped = {}
-    for _, same in first.reset_index(drop=True).groupby(shape) if found else ():
+    for _, same in first.reset_index(drop=True).groupby(shape) if measured else ():
         varying = [name for name in conditions if same[name].nunique() > 1]
         for _, alike in same.groupby(conditions):
             stem = _stem(alike.iloc[0], varying, shape)
-            grouped[stem] = [found[number] for number in alike.index]
+            grouped[stem] = [measured[number] for number in alike.index]
     return grouped
 
 
 def _stem(row: pd.Series, varying: list[str], shape: list[str] = _SHAPE) -> str:
-    """File name stem of a row's configuration, naming only the conditions that vary."""
+    """Return the file name stem of a configuration, with the conditions that vary."""
     size = [f"{name}{row[name]}" for name in shape[2:]]
     return "_".join([row.gpu or row.device, *size, *_words(row, varying)])
 
 
 def _words(row: pd.Series, conditions: list[str]) -> list[str]:
-    """These conditions of a row as parts of a file name."""
+    """Return conditions of a row as parts of a file name."""
     words = {
         "dtype": row["dtype"],
         "temperature": f"t{row.temperature:g}",
@@ -258,13 +263,11 @@ def _words(row: pd.Series, conditions: list[str]) -> list[str]:
 
 
 def speedup_table(configuration: Configuration) -> pd.DataFrame:
-    """One row per B; columns are named quantity.provider or quantity.provider.other.
+    """Return a row per B with columns quantity.provider or quantity.provider.other.
 
-    median_us.P for every provider measured; for each fused F and unfused P that draw from
-    the law
-    speedup.F.P = median(P) / median(F) with speedup_lo and speedup_hi; ratio.F.L =
-    median(F) / median(L) to each lower bound L. Where nothing fused was measured, the ratios are
-    those of the unfused samplers.
+    median_us.P for each measured provider P; speedup.F.P = median(P) / median(F) with speedup_lo
+    and speedup_hi for each fused F and unfused P; ratio.F.L = median(F) / median(L) for each lower
+    bound L. If no fused sampler was measured, ratio has the unfused ones.
     """
     table = pd.DataFrame(index=pd.Index(sorted(configuration.rows.b.unique()), name="b"))
     for provider in configuration.providers():
@@ -283,13 +286,13 @@ def speedup_table(configuration: Configuration) -> pd.DataFrame:
 
 
 def _compared(configuration: Configuration) -> list[str]:
-    """The samplers a table is about: fused ones, or without any all that draw."""
+    """Return the samplers of a table: the fused ones, or all that draw if none is fused."""
     fused = configuration.providers(configuration.drawn, fused=True)
     return fused or configuration.providers(configuration.drawn)
 
 
 def markdown(configuration: Configuration) -> str:
-    """The speedup table as Markdown: one section per sampler compared, then all the times."""
+    """Return the speedup table as Markdown: a section per compared sampler, then all times."""
     table = speedup_table(configuration)
     parts = [
         f"# {configuration.title}",
@@ -313,7 +316,7 @@ _Column = tuple[str, list[str]]
 
 
 def _section(configuration: Configuration, table: pd.DataFrame, provider: str) -> list[_Column]:
-    """Time, speedups and ratios of one sampler."""
+    """Return the columns of one sampler: time, speedups, ratios to lower bounds."""
     columns = [("time, us", _cells(table[f"median_us.{provider}"], ".1f"))]
     for other in configuration.providers(configuration.drawn, fused=False):
         if f"speedup.{provider}.{other}" in table:
@@ -343,7 +346,7 @@ def _speedup_cells(table: pd.DataFrame, pair: str) -> list[str]:
 
 
 def _times(configuration: Configuration, table: pd.DataFrame) -> list[_Column]:
-    """Every provider's time, lower bounds last; a cell without a time shows its status."""
+    """Return a column of times per provider, lower bounds last; failed cells show their status."""
     status = configuration.rows.groupby(["provider", "b"]).status.last()
     bounds = configuration.providers(Kind.LOWER_BOUND)
     samplers = [name for name in configuration.providers() if name not in bounds]
@@ -365,7 +368,7 @@ def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
 
 
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
-    """Write speedup_<stem>.csv and .md of every configuration; returns the paths."""
+    """Write speedup_<stem>.csv and .md of every configuration; return the paths."""
     written = []
     with refusals("write tables in", folder):
         folder.mkdir(parents=True, exist_ok=True)

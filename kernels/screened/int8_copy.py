@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.keys import Keyed
-from fsbench.kernels.checks.source import Source
-from fsbench.kernels.checks.tensors import check_dense, check_tensor
+from fsbench.kernels.checks.identity import Keyed, Source
+from fsbench.kernels.checks.tensors import check_dense, check_tensor, without_autocast
 from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
@@ -39,7 +37,7 @@ class HeadCopy(Keyed):
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
 
     A head whose weight torch has written to since is refused, until it is refreshed or checked.
-    What torch does not see is in checks.source; `check` sees all of it.
+    What torch does not see is in checks.identity; `check` sees all of it.
     """
 
     weight: Tensor

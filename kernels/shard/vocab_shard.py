@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks import keys
-from fsbench.kernels.checks.source import Source
+from fsbench.kernels.checks.identity import Keyed, Source
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.shard import AREAS
@@ -48,6 +47,23 @@ class Line(NamedTuple):
     handle: object
 
 
+def pack(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Return int64 keys of scores, rounded to fp32, and tokens, as `noise.keys.ordered_key` does.
+
+    This and `unpack` are for CPUs without Triton.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.long() << 32) | (0x7FFFFFFF - tokens.clamp_min(0))
+
+
+def unpack(keys: Tensor) -> Tensor:
+    """Return the tokens of keys, -1 where the score is not finite, as `token_of_key` does."""
+    ordered = keys >> 32
+    finite = (ordered < 0x7F800000) & (ordered > -0x7F800001)
+    return torch.where(finite, 0x7FFFFFFF - (keys & 0x7FFFFFFF), -1)
+
+
 def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
     """Return the first token of each shard, rounded up to multiples of SHARD_UNIT, and the end.
 
@@ -71,7 +87,7 @@ def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
     return bounds
 
 
-class VocabShard(keys.Keyed):
+class VocabShard(Keyed):
     """This rank's rows of an LM head's weight, which flash_sample takes in place of the weight.
 
     All ranks construct it together. The tokens of a shard begin at a multiple of 256: rows before
@@ -144,7 +160,7 @@ class VocabShard(keys.Keyed):
     def check_source(self) -> None:
         """Refuse a weight that torch knows to be written to since its rows were copied.
 
-        See checks.source. A split that copies nothing draws from the current rows.
+        See checks.identity. A split that copies nothing draws from the current rows.
 
         Raises:
             InvalidArgument: The weight has changed, and a rank draws from a copy of its rows.
@@ -210,13 +226,6 @@ def _process_group(group: object) -> ProcessGroup:
     if not isinstance(group, ProcessGroup):
         raise InvalidType(f"group: expected a process group; got {type(group).__name__}")
     return group
-
-
-def by_key(key: str) -> VocabShard:
-    """Return the shard of a key, an operator's argument, after a check of its rows."""
-    shard = keys.by_key(key, VocabShard)
-    shard.check_source()
-    return shard
 
 
 def reachable(shard: VocabShard | None) -> bool:

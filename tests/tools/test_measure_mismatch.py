@@ -35,7 +35,7 @@ def test_a_difference_is_what_was_planted():
 def test_every_pair_is_compared_and_the_rounding_of_logits_shows(capsys):
     lines = [dict(zip(COLUMNS, line, strict=True)) for line in table([])]
     assert "SmolLM2-135M: left out" in capsys.readouterr().out
-    for law in measure_mismatch.LAWS:
+    for law in measure_mismatch.LOGITS:
         of = [line for line in lines if line["logits"] == law]
         found = {(x["rollout"], x["batch"], x["trainer"]): x for x in of}
         known = {rollout for rollout, batch, trainer in found if trainer == "float64"}
@@ -62,7 +62,7 @@ def test_a_model_is_looked_at_before_each_token_it_draws(monkeypatch):
         model=SimpleNamespace(model=lambda tokens: SimpleNamespace(last_hidden_state=states)),
     )
     monkeypatch.setattr(measure_mismatch, "Model", lambda wheel: model)
-    monkeypatch.setattr(measure_mismatch, "LAWS", ())
+    monkeypatch.setattr(measure_mismatch, "LOGITS", ())
     given = []
     monkeypatch.setattr(measure_mismatch, "rows", lambda *of: given.append(of) or [])
     assert not list(table(["a.whl"]))

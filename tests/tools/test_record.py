@@ -138,13 +138,13 @@ def test_gpus_are_shared_by_untimed_jobs_alone(tmp_path):
     assert free((timed, "0")) == [["1"], ["1"], []]
     assert free((timed, "0"), (untimed, "1")) == [[], ["1"], []]
     assert free((timed, "0"), (timed, "1")) == [[], [], []]
-    assert free((timed, "0"), *[(untimed, "1")] * record.SIDE_BY_SIDE) == [[], [], []]
+    assert free((timed, "0"), *[(untimed, "1")] * record.UNTIMED_PER_GPU) == [[], [], []]
     assert free((alone, "0", "1")) == [[], [], []]
 
 
 def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):
     recorder = record.Recorder(tmp_path, ["0"], "")
-    recorder.begin(record.Job("a", "sleep 600", 1), ["0"])
+    recorder.start(record.Job("a", "sleep 600", 1), ["0"])
     recorder.lock.close()  # as when the program is killed
     with pytest.raises(SystemExit, match="another call"):
         record.Recorder(tmp_path, ["0"], "")

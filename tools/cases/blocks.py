@@ -3,8 +3,8 @@
     fsbench run --provider-path tools/cases/blocks.py --provider hopper_whole \
         --provider hopper_split --provider matmul_only --d 4096 --v 18992 --batch 1,16 --out OUT
 
-A head is split well or badly by how full its last round of blocks is, so heads and shards of many
-sizes are timed (tools/record.toml, split).
+The effect depends on how full the last round of blocks is, so heads and shards of many sizes are
+timed (tools/record.toml, split).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Launch
 
 TILES = (1, 128, 128, 4, False)
-"""The shipped ones up to 64 rows."""
+"""The default tile shape up to 64 rows."""
 MOST_ROWS = 64
 
 

@@ -3,10 +3,10 @@
     fsbench run --provider-path tools/cases/drafts.py --provider draft_reduced_sampled \
         --provider verify_token --provider greedy --logits normal:3 --batch 4 --out OUT
 
-A draft is a proposal: it comes from a quantized copy of the head or from its first REDUCED rows, so
-it is not a draw from the problem's distribution, and no sampler of these is checked before it is
-timed; tests/kernels/drafting holds the draws. The problem's rows are drafts of one request each
-where tokens are proposed. In verify_* and step_* every DRAFTS + 1 of them are one request's.
+Drafts come from a quantized copy of the head or from REDUCED of its rows, so they do not follow the
+problem's distribution, and these samplers are not checked before they are timed;
+tests/kernels/drafting tests them. In draft_* every row of the problem is a request. In verify_* and
+step_* every DRAFTS + 1 rows are one request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def reduced(problem: Problem, weight: Tensor, screened: bool, **options: Any) ->
 
 
 def of_requests(problem: Problem, weight: Tensor, noise: str, verify: bool) -> Launch:
-    """A step of B / (DRAFTS + 1) requests: plain, or with the seeds of drafts and verify_drafts."""
+    """Launch a step of B / (DRAFTS + 1) requests, without or with step_noise and verify_drafts."""
     requests, device = problem.B // (DRAFTS + 1), weight.device
     seeds, rows = (torch.arange(n, device=device) for n in (requests, problem.B))
     drafts = torch.zeros(requests, DRAFTS, dtype=torch.int64, device=device)

@@ -3,8 +3,8 @@
     fsbench run --provider-path tools/cases/masks.py --provider screened_mask_tenth \
         --provider matmul_only --logits normal:3 --batch 1,16 --out OUT
 
-The mask is no part of a problem, so the check before timing does not know it. `build` compares the
-tokens of STEPS steps with those of flash_sample, and raises if one differs.
+Problems have no mask, so the check before timing cannot apply it. `build` compares the tokens of
+STEPS steps with those of flash_sample, and raises if one differs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ def build(problem: Problem, weight: Any, share: float) -> Launch:
     hidden = inputs.make_hidden(problem, 0)
     seed, offset = torch.ones(2, 1, dtype=torch.int64, device=problem.device)
     for step in range(STEPS):
-        drawn, wanted = (each(hidden, seed, offset + step) for each in (launch, expected))
-        if not drawn.equal(wanted):
-            row = int((drawn != wanted).nonzero()[0])
+        drawn = launch(hidden, seed, offset + step)
+        reference_tokens = expected(hidden, seed, offset + step)
+        if not drawn.equal(reference_tokens):
+            row = int((drawn != reference_tokens).nonzero()[0])
             raise VerificationFailed(
-                f"step {step}, row {row}: expected token {int(wanted[row])} (flash_sample), got "
-                f"{int(drawn[row])}"
+                f"step {step}, row {row}: expected token {int(reference_tokens[row])} "
+                f"(flash_sample), got {int(drawn[row])}"
             )
     return launch
 

@@ -51,7 +51,7 @@ SAME_TOKENS: dict[str, Options] = {
         "return_top": 20,
     },
 }
-"""Options under which the token is the one of a plain call with the same seed and offset."""
+"""Options that do not change the token of a plain call with the same seed and offset."""
 
 SEEDS_OF_ROWS: dict[str, Options] = {
     "seed_rows": lambda p: {"seed": torch.arange(p.B, device=p.device)},
@@ -69,7 +69,7 @@ SAME_DISTRIBUTION: dict[str, Options] = {
     "samples_2": lambda p: {"num_samples": 2},
     "samples_8": lambda p: {"num_samples": 8},
 }
-"""Options under which it is another draw from the problem's distribution, or nearly from it."""
+"""Options that give another draw from the problem's distribution, or nearly so."""
 
 
 def provider(name: str, options: Options, kind: Kind = Kind.EXACT, **able: Any) -> Provider:

@@ -30,13 +30,13 @@ EAGER = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), g
 
 
 def scored(problem: Problem, weight: Tensor, targets: int = 1, **options: Any) -> Launch:
-    """`score` of the problem's targets, or of so many for each row, of which the first is."""
+    """Launch `score` with `targets` copies of the problem's target in each row."""
     first = torch.tensor(problem.row_targets(), device=weight.device)
     every = first if targets == 1 else first[:, None].repeat(1, targets)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        found = score(hidden, weight, every, temperature=problem.temperature, **options).logprob
-        return found if targets == 1 else found[:, 0].contiguous()
+        logprob = score(hidden, weight, every, temperature=problem.temperature, **options).logprob
+        return logprob if targets == 1 else logprob[:, 0].contiguous()
 
     return launch
 
@@ -64,9 +64,9 @@ def trained(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float)
 
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     losses = []
-    for rows, of_rows in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
+    for rows, row_targets in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
         logits = (rows @ weight.T).float() / temperature
-        loss = cross_entropy(logits, of_rows, reduction="none")
+        loss = cross_entropy(logits, row_targets, reduction="none")
         loss.sum().backward()
         losses.append(-loss.detach())
     return torch.cat(losses)

@@ -38,29 +38,29 @@ def bullets(*lines: str) -> str:
 
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
-    """Return '0.93 to 1.02', or one number where both ends are written alike."""
-    found = list(values)
-    low, high = (f"{value:{form}}" for value in (min(found), max(found)))
+    """Return '0.93 to 1.02', or one number if both ends have the same text."""
+    numbers = list(values)
+    low, high = (f"{value:{form}}" for value in (min(numbers), max(numbers)))
     return low if low == high else f"{low} to {high}"
 
 
 def listed(words: Iterable[object]) -> str:
     """Return '1, 2 and 3'."""
-    *some, last = [*map(str, words)] or [""]
-    return f"{', '.join(some)} and {last}" if some else last
+    *first, last = [*map(str, words)] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def environments(path: Path) -> list[dict[str, Any]]:
-    """Return what a record was measured on, several if it was made in several calls.
+    """Return the environments of a record: one for each call that measured it.
 
     Args:
-        path: a folder, a file with an environment next to it, in its folder or in its own lines.
+        path: a folder, or a file with an environment next to it, in its folder or in its lines.
     """
     for other in (path / "env.json", path.with_suffix(".env.json"), path.with_suffix(".json")):
         if other.exists() and other != path:
-            found = json.loads(other.read_text(encoding="utf-8"))
-            found = found.get("environment", found)
-            return [found, *found.get("resumed", [])]
+            record = json.loads(other.read_text(encoding="utf-8"))
+            record = record.get("environment", record)
+            return [record, *record.get("resumed", [])]
     if path.is_dir():
         names = [each for each in path.glob("*.jsonl") if not each.name.startswith("quantized-")]
         return [each for name in sorted(names) for each in environments(name)]
@@ -79,12 +79,12 @@ def measured_on(*records: str) -> str:
     Args:
         records: paths below results/.
     """
-    found = [each for record in records for each in environments(RESULTS / record)]
-    machines = dict.fromkeys(each["gpu"] or each["cpu"] for each in found)
-    dates = sorted({each["utc"][:10] for each in found})
+    measured = [each for record in records for each in environments(RESULTS / record)]
+    machines = dict.fromkeys(each["gpu"] or each["cpu"] for each in measured)
+    dates = sorted({each["utc"][:10] for each in measured})
     commits = dict.fromkeys(
         each["git_sha"][:7] + (" with uncommitted changes" if each["git_dirty"] else "")
-        for each in found
+        for each in measured
     )
     days = " and ".join(dict.fromkeys((dates[0], dates[-1])))
     return f"{', '.join(machines)}, {days}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
@@ -94,8 +94,11 @@ def source(*records: str) -> str:
     """Return one line below a table: what its records were measured on, and links to them."""
     folders = (Path(record).parent for record in records)
     of_a_run = [(RESULTS / folder / "env.json").exists() for folder in folders]
-    found = [str(Path(r).parent) if of else r for r, of in zip(records, of_a_run, strict=True)]
-    links = (f"[{Path(record).name}](ROOT/results/{record})" for record in dict.fromkeys(found))
+    sources = [
+        str(Path(record).parent) if is_run else record
+        for record, is_run in zip(records, of_a_run, strict=True)
+    ]
+    links = (f"[{Path(record).name}](ROOT/results/{record})" for record in dict.fromkeys(sources))
     return f"*{measured_on(*records)}. Record: {', '.join(links)}.*"
 
 

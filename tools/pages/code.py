@@ -1,7 +1,7 @@
 """Lists that follow from the code: commands, options, arguments, capabilities, columns, presets.
 
-What a column or field means stands in fsbench/records/words.toml; a name without words, and words
-without a name, are errors.
+fsbench/records/words.toml describes columns and fields; a name without a description, or a
+description without a name, is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VERDICT = (
     *("schema", "environment", "setting", "provider"),
     *("skipped", "source", "package", "claims", "conclusion", "verdict", "seconds"),
 )
-"""Keys of a line of verify's record, beside those of a Check."""
+"""Keys of a line of verify's record, in addition to those of a Check."""
 
 
 def _beyond_cells(columns: Iterable[str]) -> list[str]:
@@ -83,46 +83,48 @@ def _words() -> dict[str, dict[str, str]]:
 
 def _cell(text: str) -> str:
     """Text for a cell of a table: no | that would end it, no <name> that would be a tag."""
-    outside_code = re.sub(r"(`[^`]*`)|<(?=\w)", lambda found: found[1] or r"\<", text)
+    outside_code = re.sub(r"(`[^`]*`)|<(?=\w)", lambda match: match[1] or r"\<", text)
     return re.sub(r"(?<!\\)\|", r"\\|", outside_code)
 
 
 @block
 def words(section: str) -> str:
-    """Names of the code, and what words.toml says of them."""
-    names, told = NAMES[section](), _words()[section]
-    if set(names) != set(told):
-        differ = ", ".join(sorted(set(names) ^ set(told)))
+    """Return the names of the code with their descriptions in words.toml."""
+    names, meanings = NAMES[section](), _words()[section]
+    if set(names) != set(meanings):
+        differ = ", ".join(sorted(set(names) ^ set(meanings)))
         raise KeyError(f"words.toml, [{section}]: expected the names of the code; differ: {differ}")
-    return table(["name", "meaning"], ([f"`{name}`", _cell(told[name])] for name in names), left=2)
+    return table(
+        ["name", "meaning"], ([f"`{name}`", _cell(meanings[name])] for name in names), left=2
+    )
 
 
 def entries(text: str) -> dict[str, str]:
-    """Of a docstring's lines `name: what it is`, those at the left: names and what they are."""
-    found = {}
-    for names, told in re.findall(r"^(\w+(?:, \w+)*): (.*(?:\n .*)*)", text, re.MULTILINE):
-        one_line = re.sub(r"\s+", " ", told.strip())
+    """Return name -> description from the unindented lines `name: description` of a docstring."""
+    descriptions = {}
+    for names, description in re.findall(r"^(\w+(?:, \w+)*): (.*(?:\n .*)*)", text, re.MULTILINE):
+        one_line = re.sub(r"\s+", " ", description.strip())
         for name in names.split(", "):
-            found[name] = one_line.replace("docs/ ", "docs/")
-    return found
+            descriptions[name] = one_line.replace("docs/ ", "docs/")
+    return descriptions
 
 
 @block
 def contract(kind: str) -> str:
-    """Fields of Provider or Capabilities, as their docstrings have them."""
+    """Return the fields of Provider or Capabilities, from their docstrings."""
     described = getattr(provider, kind)
-    told = entries(inspect.getdoc(described) or "")
+    meanings = entries(inspect.getdoc(described) or "")
     rows = []
     for field in fields(described):
         default = "" if field.default is MISSING or callable(field.default) else field.default
         shown = "" if default in ("", None) else f"`{default!r}`"
-        rows.append([f"`{field.name}`", shown, _cell(told[field.name])])
+        rows.append([f"`{field.name}`", shown, _cell(meanings[field.name])])
     return table(["field", "default", "meaning"], rows, left=3)
 
 
 @block
 def capabilities() -> str:
-    """Return what each sampler can do, as a list."""
+    """Return the capabilities of each sampler."""
     rows = []
     for entry in discover().values():
         if entry.provider is None:
@@ -165,20 +167,20 @@ def presets() -> str:
 
 
 def shown_commands() -> Iterator[tuple[str, Any]]:
-    """Every command by what one types after `fsbench`, but for hidden ones, the old spellings."""
+    """Yield (words after `fsbench`, command) of every command that is not hidden."""
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         if command.hidden:
             continue
         parts = getattr(command, "commands", None)
         if parts is None:
             yield name, command
-        for part, own in (parts or {}).items():
-            yield f"{name} {part}", own
+        for part, subcommand in (parts or {}).items():
+            yield f"{name} {part}", subcommand
 
 
 @block
 def commands() -> str:
-    """Return what `typer fsbench.cli utils docs` writes: every command, argument and option."""
+    """Return every command, argument and option, as `typer fsbench.cli utils docs` does."""
     command: Any = typer.main.get_command(app)
     command.commands = {k: v for k, v in command.commands.items() if not v.hidden}
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fsbench")

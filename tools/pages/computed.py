@@ -1,4 +1,4 @@
-"""Rows of views that follow from records by more than an expression; tables.toml names them."""
+"""Functions of records that tables.toml names: views that no expression can compute."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def attribution(*names: str) -> pd.DataFrame:
 
 
 def two_terms(*names: str) -> pd.DataFrame:
-    """Return what the I/O model with two more terms finds of each sampler and head."""
+    """Return the fit of the I/O model with two more terms, by sampler and head."""
     rows = []
     for each in measured(*names):
         for name in each.providers(each.drawn, fused=False):
-            if found := extend(each, name, MATMUL, "weight_stream"):
+            if model := extend(each, name, MATMUL, "weight_stream"):
                 row: dict[str, Any] = {"provider": name, "d": each.rows.d.iloc[0]}
-                row |= {key: getattr(found, key) for key in ("kernels", "fixed_us", "gaps_us")}
-                row |= {"passes": found.passes, "worst_pct": 100 * found.worst}
-                rows.append(row | {"tried": ", ".join(map(str, found.held_out))})
+                row |= {key: getattr(model, key) for key in ("kernels", "fixed_us", "gaps_us")}
+                row |= {"passes": model.passes, "worst_pct": 100 * model.worst}
+                rows.append(row | {"tried": ", ".join(map(str, model.held_out))})
     return pd.DataFrame(rows)
 
 
 def logits_store_overhead(name: str) -> pd.DataFrame:
-    """Return what storing the logits costs, by head and B (Table 9 of the paper)."""
+    """Return the cost of storing the logits, by head and B (Table 9 of the paper)."""
     return pd.concat(
         logits_store.overhead(each).rename_axis("b").reset_index().assign(d=each.rows.d.iloc[0])
         for each in measured(name)
@@ -64,14 +64,14 @@ def logits_store_overhead(name: str) -> pd.DataFrame:
 
 def beside_the_paper(name: str) -> pd.DataFrame:
     """Return our speedups over the paper's on an H200 (Tables 4 and 5), with verdicts."""
-    found = beside_paper.compare(measured(name), "h200", paper.source()["fused"]["provider"])
-    cells = pd.concat([cells for _, cells in found], ignore_index=True)
+    compared = beside_paper.compare(measured(name), "h200", paper.source()["fused"]["provider"])
+    cells = pd.concat([cells for _, cells in compared], ignore_index=True)
     verdicts = [str(beside_paper.agreement(ratio, beside_paper.WITHIN)) for ratio in cells.ratio]
     return cells.assign(verdict=verdicts)
 
 
 def two_runs(one: str, other: str) -> pd.DataFrame:
-    """Return how far the cells that two runs share differ, their intervals included."""
+    """Return the largest difference of cells that two runs share, intervals included."""
     cells = runs.pairs(*(read_csv([RESULTS / run]) for run in (one, other)))
     return pd.DataFrame({"furthest": [max(cells["hi"].max() - 1, 1 - cells["lo"].min())]})
 
@@ -80,8 +80,8 @@ def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
     """Return throughput of four stages of 2 ms, B = 64, with samplers on a GPU and on CPUs."""
     samplings = of_run(RESULTS / run, 64, *SMALL)
     hot = json.loads((RESULTS / plane / "fit.json").read_text(encoding="utf-8"))["hot"]
-    for design, of in pd.read_csv(RESULTS / plane / "scaling.csv").groupby("design"):
-        fastest = of.loc[of.rows_per_s.idxmax()]
+    for design, rows_of_design in pd.read_csv(RESULTS / plane / "scaling.csv").groupby("design"):
+        fastest = rows_of_design.loc[rows_of_design.rows_per_s.idxmax()]
         bus_us = 64 * hot[design] * 2 / 50e3  # bf16 logits at 50 GB/s
         name = f"{design}, {fastest.samplers:.0f} CPU samplers"
         samplings.append(Sampling(name, 0.0, (bus_us, 64e6 / fastest.rows_per_s)))
@@ -89,9 +89,9 @@ def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
     for each in sorted(samplings, key=lambda one: one.on_stage_us + sum(one.beside_us)):
         adds = " + ".join(f"{us:.0f}" for us in each.beside_us or (each.on_stage_us,))
         for m in (4, 5, 6):
-            found = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
+            state = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
             row: dict[str, Any] = {"sampler": each.name, "adds": adds, "in_flight": m}
-            row |= {"tokens_per_s": found.tokens_per_s, "bubble_pct": 100 * found.bubble}
+            row |= {"tokens_per_s": state.tokens_per_s, "bubble_pct": 100 * state.bubble}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -102,12 +102,17 @@ def cpu_sizes(record: str) -> pd.DataFrame:
     cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
     rows: list[dict[str, Any]] = []
     for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
-        found = best(cover, Cost(**facts["cost"]), both)
-        row = {"name": name, "root": found.root, "hot": found.H}
-        covered = float(cover.share(found.H))
-        rows.append(row | {"covered": covered, "rows_per_s": 1e6 / found.cost_us})
+        optimum = best(cover, Cost(**facts["cost"]), both)
+        row = {"name": name, "root": optimum.root, "hot": optimum.H}
+        covered = float(cover.share(optimum.H))
+        rows.append(row | {"covered": covered, "rows_per_s": 1e6 / optimum.cost_us})
     scans = pd.read_csv(RESULTS / record / "scans.csv")
-    at = scans.loc[scans.row_us.idxmin()]
-    row = {"name": "measured", "hot": at.h, "covered": at.hits, "rows_per_s": 1e6 / at.row_us}
+    fastest = scans.loc[scans.row_us.idxmin()]
+    row = {
+        "name": "measured",
+        "hot": fastest.h,
+        "covered": fastest.hits,
+        "rows_per_s": 1e6 / fastest.row_us,
+    }
     cost = facts["cost"]
     return pd.DataFrame([*rows, row]).assign(c_ns=1e3 * cost["c_us"], c0_us=cost["c0_us"])

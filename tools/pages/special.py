@@ -1,4 +1,4 @@
-"""Blocks that are no table of numbers: the battery, the audit, doubts, lists of names."""
+"""Blocks other than tables of numbers: verdicts, the audit, doubts, lists of names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsbench.e2e.models import decoders
 from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
-from fsbench.report.doubts import doubts
+from fsbench.report.measurement_warnings import measurement_warnings
 from pages.blocks import RESULTS, ROOT, block, bullets, listed, place, source, table
 from pages.tables import view
 
@@ -33,11 +33,11 @@ def speedups(run: str, D: str) -> str:
 
 @block
 def _doubts(*runs: str) -> str:
-    """Return what the report of these runs warns of, with what to do about it."""
+    """Return the warnings of the report of these runs, with what to do about each."""
     lines = [
         f"[{run}](ROOT/results/{place(run)}): {doubt}."
         for run in runs
-        for doubt in doubts(read_csv([RESULTS / place(run)]))
+        for doubt in measurement_warnings(read_csv([RESULTS / place(run)]))
     ]
     return bullets(*lines) if lines else "The report of these runs warns of nothing."
 
@@ -52,47 +52,50 @@ def example(name: str) -> str:
 
 @block
 def methods() -> str:
-    """Return which sampler of ours stands for which method of the paper."""
+    """Return the sampler of fsbench for each method of the paper."""
     facts = paper.source()
-    own = facts["fused"]
-    rows = [[own["method"], f"`{own['provider']}`, or what `--fused` names", own["note"]]]
-    rows += [[name, f"`{of['provider']}`", of["note"]] for name, of in facts["baselines"].items()]
+    fused = facts["fused"]
+    rows = [[fused["method"], f"`{fused['provider']}`, or what `--fused` names", fused["note"]]]
+    rows += [
+        [name, f"`{baseline['provider']}`", baseline["note"]]
+        for name, baseline in facts["baselines"].items()
+    ]
     return table(["method in the paper", "sampler of ours", "alike?"], rows, left=3)
 
 
 @block
 def verdicts() -> str:
-    """Return how many checks of the full tier each sampler passed."""
+    """Return the number of checks of the full tier that each sampler passed."""
     rows = []
-    for name, of in view("checks").groupby("provider"):
+    for name, checks in view("checks").groupby("provider"):
         other, failed = (
-            listed(f"`{each}`" for each in of.name[of.verdict == verdict]) or "none"
+            listed(f"`{each}`" for each in checks.name[checks.verdict == verdict]) or "none"
             for verdict in ("not exact", "FAILED")
         )
-        ok = f"{(of.verdict == 'ok').sum()} of {len(of)}"
-        rows.append([f"`{name}`", ok, other, failed, f"{of.seconds.sum():.0f} s"])
+        ok = f"{(checks.verdict == 'ok').sum()} of {len(checks)}"
+        rows.append([f"`{name}`", ok, other, failed, f"{checks.seconds.sum():.0f} s"])
     heads = ["sampler", "ok", "not exact, as declared", "failed", "took"]
     return f"{table(heads, rows, left=4)}\n\n{source('h200/verify')}"
 
 
 @block
 def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
-    """Return what the audit of one kind of machine found, and which samplers it found clean."""
-    found, _ = audited(read_verdicts([RESULTS / record]))
-    clean = [each for each in found if not each.findings]
+    """Return the findings of the audit of one kind of machine, and the samplers without any."""
+    audits, _ = audited(read_verdicts([RESULTS / record]))
+    clean = [each for each in audits if not each.findings]
     names = listed(f"`{each.sampler}`" for each in clean)
     text = f"Clean: {names}. The record has the number of checks and draws of each."
-    if len(clean) < len(found):
-        text = f"{markdown([each for each in found if each.findings], {})}\n\n{text}"
+    if len(clean) < len(audits):
+        text = f"{markdown([each for each in audits if each.findings], {})}\n\n{text}"
     return f"{text}\n\n{source(record)}"
 
 
 @block
 def known_bugs() -> str:
-    """Return bugs of released samplers, planted, and what finds them."""
-    found, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
+    """Return planted bugs of released samplers, and the check that finds each."""
+    audits, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
     rows = []
-    for each in found:
+    for each in audits:
         (finding,) = each.findings
         bug, _, where = each.sampler.removesuffix(")").rpartition(" (")
         draws = f"{each.draws:,}" if each.draws else "until the first wrong one"

@@ -2,25 +2,24 @@
 
 A view is a table of records, one row for each cell of a benchmark:
 
-    files    paths below results/: a folder stands for its results.csv. "a-* | b" is the newest
-             folder that matches a-*, or b where none does; "*.jsonl" are all of them
-    python   in place of files alone: the function of computed.py that returns the rows
+    files    paths below results/: a folder means its results.csv. "a-* | b" is the newest folder
+             that matches a-*, or b if none does; "*.jsonl" are all of them
+    python   the function of computed.py that returns the rows, called with the files
     set      new columns, by pandas expressions, before `where`; `let` after `join`
-    last     columns: of rows that are alike in them the last one counts
-    key      columns whose values, with / between, are a column `key`
+    last     columns: of rows that are equal in them the last one is kept
+    key      columns whose values, joined by /, become a column `key`
     where    a pandas query that rows satisfy
     by       columns whose values become columns, with `values` in them (median_us) and a row for
              each `index` (d, v, b)
     join     other views, and the columns `on` which their rows are joined
 
-A table has a view (`in`), `where`, `let`, and `columns`: heads and Python formats of a row's cells,
-"a || b" where b stands in for an a that shows a number which the record lacks.
-With `across`, a column whose values become heads, `cells` are the columns of each. `names` is, by
-column, which values have rows, in their order, and what they are called. A column whose head starts
-with "?" is left out where the view lacks what it shows. A number has a view, `where`, `value` and
-`show`: span, least, most, list, only, count or sum, and a format; and, where a record may still be
-missing, the words that then stand there (`missing`). A claim has a view, `where` and
-`all`, a condition that every row has to satisfy; the words on the page are written by hand.
+A table has a view (`in`), `where`, `let`, and `columns`: heads and Python formats of a row's cells;
+"a || b" is b if a shows a number that the record lacks. With `across`, a column whose values become
+heads, `cells` are the columns of each. `names` maps, by column, the values that have rows to their
+labels, in order. A column whose head starts with "?" is left out if the view lacks what it shows. A
+number has a view, `where`, `value` and `show`: span, least, most, list, only, count or sum, and a
+format; and `missing`, the text if the record does not exist yet. A claim has a view, `where` and
+`all`, a condition that every row must satisfy; the words on the page are written by hand.
 """
 
 from __future__ import annotations
@@ -84,13 +83,13 @@ def evaluated(frame: pd.DataFrame, expression: str, where: str) -> Any:
 
 def files_of(spec: Spec) -> list[str]:
     """Return the paths below results/ that a view reads."""
-    return [path for name in spec.get("files", []) for path in _found(name)]
+    return [path for name in spec.get("files", []) for path in _matching_paths(name)]
 
 
-def _found(name: str) -> list[str]:
+def _matching_paths(name: str) -> list[str]:
     for pattern in name.split(" | "):
-        if found := sorted(RESULTS.glob(pattern)):
-            paths = found if pattern.endswith("*.jsonl") else found[-1:]
+        if matches := sorted(RESULTS.glob(pattern)):
+            paths = matches if pattern.endswith("*.jsonl") else matches[-1:]
             return [str(path.relative_to(RESULTS)) for path in paths]
     raise FileNotFoundError(f"tables.toml: no record results/{name}")
 
@@ -100,12 +99,12 @@ def _read(name: str) -> pd.DataFrame:
     if path.suffix.startswith(".json"):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-        found = pd.json_normalize([json.loads(line) for line in lines])
-        return found.rename(columns=lambda column: _name([column]))
-    found = pd.read_csv(path / "results.csv" if path.is_dir() else path)
+        rows = pd.json_normalize([json.loads(line) for line in lines])
+        return rows.rename(columns=lambda column: _name([column]))
+    rows = pd.read_csv(path / "results.csv" if path.is_dir() else path)
     if path.is_dir():
-        found = found[found.status == "ok"]
-    return found.assign(run=path.name)
+        rows = rows[rows.status == "ok"]
+    return rows.assign(run=path.name)
 
 
 @cache
@@ -139,9 +138,9 @@ def _let(frame: pd.DataFrame, spec: Spec, where: str, kind: str = "let") -> pd.D
 
 
 def _wide(frame: pd.DataFrame, spec: Spec) -> pd.DataFrame:
-    by, values = _several(spec["by"]), _several(spec.get("values", "median_us"))
+    columns, values = _several(spec["by"]), _several(spec.get("values", "median_us"))
     index = spec.get("index", ["d", "v", "b"])
-    wide = frame.pivot_table(values, index, by, aggfunc=spec.get("of", "median"), sort=False)
+    wide = frame.pivot_table(values, index, columns, aggfunc=spec.get("of", "median"), sort=False)
     order = list(dict.fromkeys(frame[index].itertuples(index=False, name=None)))
     wide = wide.loc[[key if len(index) > 1 else key[0] for key in order if _has(wide, key)]]
     short = len(values) == 1
@@ -158,12 +157,12 @@ def _several(names: str | list[str]) -> list[str]:
 
 
 def _name(parts: Iterable[Any]) -> str:
-    """Return a column's name: its parts, with _ for what an expression cannot have in a name."""
+    """Return a column's name: its parts, with _ for characters that names cannot have."""
     return re.sub(r"\W", "_", "_".join(map(str, parts)))
 
 
 class _Missing(Exception):
-    """A cell shows a value that the record lacks."""
+    """Raised for a cell that shows a value that the record lacks."""
 
 
 class _Cell(string.Formatter):
@@ -187,13 +186,13 @@ def _shows(template: str) -> set[str]:
 
 
 def _declared_table(name: str) -> Spec:
-    """Return a table's entries, with those of the table that it is `like`."""
+    """Return the entries of a table, including those of the table that it is `like`."""
     spec = declared()["table"][name]
     return {**_declared_table(spec["like"]), **spec} if "like" in spec else spec
 
 
 def made_table(name: str) -> str:
-    """Return the Markdown of a table, and what it was measured on."""
+    """Return the Markdown of a table and its source line."""
     spec, where = _declared_table(name), f"table.{name}"
     frame = _let(view(spec["in"]), spec, where)
     if "where" in spec:
@@ -228,23 +227,23 @@ def made_table(name: str) -> str:
 
 
 def records_of(name: str) -> list[str]:
-    """Return the paths below results/ of all that a view is made of, for the line below a table."""
+    """Return the paths below results/ of all records of a view."""
     spec = declared()["view"][name]
     if "like" in spec:
         spec = {**declared()["view"][spec["like"]], **spec}
-    own = spec["record"] if "record" in spec else files_of(spec)
+    records = spec["record"] if "record" in spec else files_of(spec)
     joined = [record for other in spec.get("join", []) for record in records_of(other)]
-    return list(dict.fromkeys(own + joined))
+    return list(dict.fromkeys(records + joined))
 
 
 def _across(
     frame: pd.DataFrame, columns: dict[str, str], spec: Spec
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and rows of a table in which a column's values became heads."""
-    by, missing = _several(spec["across"]), spec.get("missing", "")
-    groups = frame[by].drop_duplicates()
+    """Return the heads and rows of a table with `across`."""
+    across, missing = _several(spec["across"]), spec.get("missing", "")
+    groups = frame[across].drop_duplicates()
     if spec.get("sorted", True):
-        groups = groups.sort_values(by)
+        groups = groups.sort_values(across)
     heads = [
         *columns,
         *(head.format_map(group) for group in groups.to_dict("records") for head in spec["cells"]),
@@ -253,7 +252,7 @@ def _across(
     for row in frame.to_dict("records"):
         key = tuple(_filled(form, row, missing) for form in columns.values())
         cells = [_filled(form, row, missing) for form in spec["cells"].values()]
-        rows.setdefault(key, {})[tuple(row[name] for name in by)] = cells
+        rows.setdefault(key, {})[tuple(row[name] for name in across)] = cells
     none = [missing] * len(spec["cells"])
     order = list(groups.itertuples(index=False, name=None))
     return heads, [
@@ -263,10 +262,10 @@ def _across(
 
 
 def rows_of(kind: str, name: str) -> pd.DataFrame:
-    """Return the rows that a number or a claim is about.
+    """Return the rows of a number or a claim.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no row is left.
     """
     spec, where = declared()[kind][name], f"{kind}.{name}"
     frame = _let(view(spec["in"]), spec, where)
@@ -277,7 +276,7 @@ def rows_of(kind: str, name: str) -> pd.DataFrame:
 
 
 def made_number(name: str) -> str:
-    """Return a number of [number] as a page shows it."""
+    """Return the text of a number of [number]."""
     spec, where = declared()["number"][name], f"number.{name}"
     kind, _, form = spec["show"].partition(" ")
     rows, parts = rows_of("number", name), _several(spec["value"])

@@ -47,20 +47,22 @@ def regenerated(page: Path) -> str:
     """
     up = "../" * len(page.parent.relative_to(ROOT).parts)
 
-    def block(found: re.Match[str]) -> str:
-        text = _of(page, found[2], made_block).strip().replace("](ROOT/", f"]({up}")
-        return f"{found[1]}\n{text}\n\n{found[3]}"
+    def block(match: re.Match[str]) -> str:
+        text = _located(page, match[2], made_block).strip().replace("](ROOT/", f"]({up}")
+        return f"{match[1]}\n{text}\n\n{match[3]}"
 
     text = BLOCK.sub(block, page.read_text(encoding="utf-8"))
-    if found := AT_A_START.search(text):
-        line = text[: found.start() + 1].count("\n") + 1
+    if match := AT_A_START.search(text):
+        line = text[: match.start() + 1].count("\n") + 1
         raise ValueError(f"{page.name}:{line}: a marker at the start of a line is HTML to GitHub")
     for name in CLAIM.findall(text):
-        _of(page, name, check_claim)
-    return NUMBER.sub(lambda found: found[1] + _of(page, found[2], made_number) + found[3], text)
+        _located(page, name, check_claim)
+    return NUMBER.sub(
+        lambda match: match[1] + _located(page, match[2], made_number) + match[3], text
+    )
 
 
-def _of(page: Path, name: str, make):  # type: ignore[no-untyped-def]
+def _located(page: Path, name: str, make):  # type: ignore[no-untyped-def]
     try:
         return make(name)
     except (KeyError, ValueError, FileNotFoundError) as error:

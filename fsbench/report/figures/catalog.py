@@ -1,7 +1,4 @@
-"""The one table of figures: name -> what draws it, of which configurations, and why it may lack.
-
-A new figure is a function, an entry here and a test.
-"""
+"""Table of all figures. A new figure is a function, an entry in FIGURES and a test."""
 
 from __future__ import annotations
 
@@ -22,11 +19,12 @@ Alike = list[Configuration]
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure of one or several configurations.
+    """A kind of figure, drawn from one or several configurations.
 
-    draw: (configurations, styles) -> figure, or None where there is nothing to draw.
-    absent: why there is none then.
-    groups: all configurations -> those of each figure, by a stem for file names.
+    Attributes:
+        draw: (configurations, styles) -> figure, or None if there is nothing to draw.
+        absent: message for the case of None.
+        groups: all configurations -> those of each figure, by a stem for file names.
     """
 
     draw: Callable[[Alike, Styles], Figure | None]
@@ -73,7 +71,7 @@ FIGURES: dict[str, Entry] = {
     "scaling": Entry(scaling.draw, "one number of GPUs was measured", over_ranks),
     "filters": Entry(
         lambda alike, _: filters.draw(alike),
-        "no samplers with filters were measured beside the matmul alone",
+        "no sampler with filters was measured in one run with the matmul alone",
         filters.over_filters,
     ),
 }
@@ -82,7 +80,7 @@ FIGURES: dict[str, Entry] = {
 def planned(
     measured: Alike, names: Sequence[str], styles: Styles
 ) -> Iterator[tuple[str, str, Callable[[], Figure | None]]]:
-    """Yield (name, stem, function that draws it or returns None) of each figure that may be drawn.
+    """Yield (name, stem, function that draws or returns None) for each possible figure.
 
     Raises:
         KeyError: a name is not in FIGURES.
@@ -94,5 +92,5 @@ def planned(
 
 
 def plain(measured: Alike) -> Alike:
-    """Return the configurations without filters: a sweep of filters has dozens of others."""
+    """Return the configurations without filters; a sweep of filters adds dozens."""
     return [each for each in measured if each.drawn is not Kind.TRUNCATED]

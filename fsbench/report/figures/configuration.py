@@ -1,6 +1,6 @@
-"""Figures of one configuration against B: time, speedup, bandwidth, kernels, other costs.
+"""Figures of one configuration by B: time, speedup, bandwidth, kernels, energy, memory.
 
-Input is a `tables.Configuration` (rows of results.csv), so a figure needs no GPU and no torch.
+The input is a `tables.Configuration` (rows of results.csv), so a figure needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def runtime(configuration: Configuration, styles: Styles) -> Figure:
 
 
 def speedups(configuration: Configuration) -> dict[str, dict[str, pd.DataFrame]]:
-    """Return {fused sampler: {unfused one: speedup over it by B}} of those measured in one run."""
+    """Return {fused sampler: {unfused sampler: speedup by B}} for pairs measured in one run."""
     kind = Kind.SCORE if configuration.drawn is Kind.SCORE else Kind.EXACT
     unfused = configuration.providers(kind, fused=False)
     tables = {}
@@ -83,7 +83,7 @@ def speedup(configuration: Configuration, styles: Styles) -> Figure | None:
 
 @laid_out
 def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
-    """Draw the paper's Figure 6, right: the bytes that a fused step must move, per second."""
+    """Draw the paper's Figure 6, right: bytes that a fused step must move / median time."""
     figure, (axes,) = panel_row(configuration, ["Bandwidth utilization"])
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
     roofs = _roofs(configuration)
@@ -102,7 +102,7 @@ def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
 
 @laid_out
 def breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Draw the paper's Figure 4 and Table 1: kernel time of sampling and matmul, and its share."""
+    """Draw the paper's Figure 4 and Table 1: kernel time of sampling and matmul."""
     if "matmul_us" not in configuration.rows:
         return None
     rows = configuration.rows
@@ -136,7 +136,7 @@ def _sampling_share(rows: pd.DataFrame) -> pd.Series:
 
 @laid_out
 def costs(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Draw what a sampler costs in addition to time: energy and memory."""
+    """Draw the energy and the peak memory of samplers."""
     panels = {
         "Energy": ("j_per_token", "Joules per step of B tokens, log scale"),
         "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden, log scale"),
@@ -162,13 +162,13 @@ def costs(configuration: Configuration, styles: Styles) -> Figure | None:
 
 def _cost(column: str, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     cost = rows[column].astype(float)
-    if column == "j_per_token":  # spans two decades of B, in which samplers look alike
+    if column == "j_per_token":  # per token, differences vanish over two decades of B
         cost *= rows.b
     return rows.b, cost / 1e6 if column == "peak_extra_bytes" else cost
 
 
 def _above_zero(configuration: Configuration, column: str) -> Configuration | None:
-    """Return the rows in which a column has a number above 0, or None if there are none."""
+    """Return the rows with a column above 0, or None without such rows."""
     rows = configuration.rows
     if column not in rows:
         return None
@@ -178,7 +178,7 @@ def _above_zero(configuration: Configuration, column: str) -> Configuration | No
 
 @laid_out
 def logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
-    """Draw the paper's Table 9: the time that storing the logits adds, and the I/O model's."""
+    """Draw the paper's Table 9: time that storing the logits adds, measured and predicted."""
     table = overhead(configuration)
     if table.empty:
         return None
@@ -199,6 +199,6 @@ def logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
 
 
 def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
-    """Return the datasheet's peaks, then the measured ones; none for an unknown GPU."""
+    """Return the peaks of the GPU: datasheet, then measured; [] for an unknown GPU."""
     gpu = iomodel.find_gpu(configuration.rows.gpu.iloc[0])
     return [roof for roof in (gpu.datasheet, gpu.measured) if roof] if gpu else []

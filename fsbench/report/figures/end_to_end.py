@@ -1,4 +1,4 @@
-"""Time per output token against B, one panel per model: the paper's Figure 5, as measured."""
+"""Time per output token by B, one panel per model, as in the paper's Figure 5."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fsbench.report.figures.parts import in_words, laid_out, legend, log2_axis, 
 from fsbench.report.figures.style import styles
 
 ACROSS = 3
-"""Panels beside each other, at most."""
+"""Most panels in a row."""
 
 
 def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(engine, its figure) for each engine of a summary (fsbench.e2e.summary) with times."""
+    """Yield (engine, figure) for each engine of an fsbench.e2e.summary that has times."""
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):
         yield str(engine), draw(rows)
 
 
 def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write the figure of each engine as PNG; returns their paths."""
+    """Write the figure of each engine as PNG; return the paths."""
     written = []
     for engine, figure in draw_engines(frame):
         written.append(folder / f"tpot_{engine}.png")
@@ -34,10 +34,10 @@ def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
 
 @laid_out
 def draw(rows: pd.DataFrame) -> Figure:
-    """The figure of one engine: medians over runs, bars from the lowest run to the highest.
+    """Draw one engine: medians over runs, with bars from the lowest run to the highest.
 
-    Below each panel of times: what is saved of the baseline's time, and by Amdahl's bound what
-    would be saved if sampling took no time.
+    The panel below shows the share of the baseline's time that is saved, and Amdahl's bound: the
+    share saved if sampling took no time.
     """
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
     models = list(rows.groupby(["model", "tp", "requests"], sort=False))

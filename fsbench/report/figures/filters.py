@@ -1,4 +1,4 @@
-"""Cost of sampling with filters, as heat maps: filters against B, a panel per sampler."""
+"""Heat maps of the cost of sampling with filters: filters by B, a panel per sampler."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ def over_filters(configurations: list[Configuration]) -> dict[str, list[Configur
     return stems(truncated, FILTERS)
 
 
-def cost_table(alike: list[Configuration]) -> pd.DataFrame:
-    """Divide times by that of the slowest lower bound, the matmul alone, of the same run.
+def cost_table(group: list[Configuration]) -> pd.DataFrame:
+    """Divide times by the time of the slowest lower bound, the matmul alone, of the same run.
 
     Returns:
-        Columns provider, label, filters (in words), b, ratio; only what was measured, in the order
-        of top-k, top-p and min-p.
+        Columns provider, label, filters (as text), b, ratio; sorted by top-k, top-p and min-p.
     """
     rows = []
-    for each in sorted(alike, key=_order):
+    for each in sorted(group, key=_order):
         bounds = each.providers(Kind.LOWER_BOUND)
         if not bounds:
             continue
@@ -52,14 +51,14 @@ def cost_table(alike: list[Configuration]) -> pd.DataFrame:
 
 
 MIN_P_CHANGES = 0.05
-"""Rows with min-p in addition to other filters are left out if they change no time by more."""
+"""Rows that add min-p to other filters are left out if min-p changes no time by more than this."""
 
 
 def without_min_p(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Leave out the rows with min-p and another filter if min-p changes their time little.
+    """Leave out rows with min-p and another filter if min-p changes no time by MIN_P_CHANGES.
 
     Returns:
-        (the table, a note that says what was left out and by how much it differs, or '').
+        (table, note on the rows left out and their largest difference, or '').
     """
     ratios = table.set_index(["provider", "filters", "b"]).ratio
     changes, added = [], set()
@@ -76,12 +75,12 @@ def without_min_p(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 @laid_out
-def draw(alike: list[Configuration]) -> Figure | None:
-    """Draw configurations that differ in their filters; None without a lower bound.
+def draw(group: list[Configuration]) -> Figure | None:
+    """Draw configurations that differ in their filters; return None without a lower bound.
 
-    A cell is the time of a step divided by that of the matmul alone: at 1, sampling is free.
+    A cell is the time of a step / time of the matmul alone; 1 means that sampling is free.
     """
-    table = cost_table(alike)
+    table = cost_table(group)
     if table.empty:
         return None
     table, note = without_min_p(table)
@@ -108,10 +107,10 @@ def draw(alike: list[Configuration]) -> Figure | None:
     )
     bar.set_label("time / time of the matmul alone, log scale", fontsize=8)
     plain_log_ticks(bar.ax.xaxis)
-    row = alike[0].rows.iloc[0].copy()
+    row = group[0].rows.iloc[0].copy()
     for name, off in FILTERS.items():
         row[name] = off
-    words = f"{alike[0].title}; {conditions_in_words(row)}"
+    words = f"{group[0].title}; {conditions_in_words(row)}"
     title = ["Time of a decode step / time of the matmul alone (lower is better)", words, note]
     figure.suptitle("\n".join(filter(None, title)), fontsize=9)
     return figure

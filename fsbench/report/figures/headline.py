@@ -1,4 +1,4 @@
-"""Time divided by that of the matmul alone against B, a named line per group: README's figure."""
+"""Time / time of the matmul alone by B, a labeled line per group of samplers: README's figure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _WORDS = {
 }
 
 Lines = dict[str, tuple[str, pd.Series]]
-"""Group -> (names of its samplers, time divided by that of the matmul by B)."""
+"""Group -> (names of its samplers, time / time of the matmul by B)."""
 
 
 def over_logits(configurations: list[Configuration]) -> dict[str, list[Configuration]]:
     """Group unfiltered configurations that differ only in the distribution of the logits.
 
-    Eager steps are left out where steps were measured as graph replays.
+    A group with graph replays leaves out its eager steps.
     """
     unfiltered = [each for each in configurations if each.drawn is Kind.EXACT]
     groups = stems(unfiltered, {"logits", "graph"})
@@ -44,12 +44,12 @@ def over_logits(configurations: list[Configuration]) -> dict[str, list[Configura
 
 
 @laid_out
-def draw(alike: list[Configuration]) -> Figure | None:
-    """Draw the figure; None unless one run has a fused sampler, one that stores, and the matmul."""
-    lines = _lines(alike)
+def draw(group: list[Configuration]) -> Figure | None:
+    """Draw the figure; return None if no run has a fused sampler, an unfused one and the matmul."""
+    lines = _lines(group)
     if not {"fused", "stored"} <= set(lines):
         return None
-    return _figure(lines, alike[0].title)
+    return _figure(lines, group[0].title)
 
 
 def _group(name: str, fused: bool) -> str:
@@ -61,17 +61,17 @@ def _group(name: str, fused: bool) -> str:
     return "fused" if fused else "stored"
 
 
-def _lines(alike: list[Configuration]) -> Lines:
-    """Return the line of each group: at each B the smallest ratio of its samplers.
+def _lines(configurations: list[Configuration]) -> Lines:
+    """Return the line of each group: the smallest ratio of its samplers at each B.
 
-    Both times of a ratio are medians of one run. The name of a line has every sampler that is the
-    smallest at some B. If several configurations have a group, the one with the public call counts,
-    then the one with the most B, then the one with the smallest geometric mean.
+    Both times of a ratio are medians of one run. The label names each sampler that is the fastest
+    at some B. If several configurations have a group, the line is from the one with the public
+    call, then with the most batch sizes, then with the smallest geometric mean.
     """
     _, with_store = logits_store.pair()
     call = samplers()["public_call"]
     best: dict[str, tuple[tuple[bool, int, float], str, pd.Series]] = {}
-    for each in alike:
+    for each in configurations:
         groups: dict[str, dict[str, pd.Series]] = {}
         for fused in (True, False):
             for name in each.providers(Kind.EXACT, fused=fused):
@@ -90,13 +90,13 @@ def _lines(alike: list[Configuration]) -> Lines:
 
 
 def _over_matmul(each: Configuration, name: str) -> pd.Series:
-    """Divide by the tightest bound, by B: reading the weight takes less than multiplying by it."""
+    """Return the ratio to the tightest lower bound by B; a read of the weight is a looser bound."""
     ratios = [each.ratio(name, bound).value for bound in each.providers(Kind.LOWER_BOUND)]
     return min(ratios, key=lambda ratio: (-len(ratio), ratio.mean()), default=pd.Series())
 
 
 def finding(lines: Lines) -> str:
-    """Return the title: how much less time than the best alternative the fused sampler takes.
+    """Return the title: how much less time the fused sampler takes than the best alternative.
 
     The alternative at each B is the fastest line that stores logits.
     """
@@ -145,9 +145,9 @@ def _figure(lines: Lines, title: str) -> Figure:
 
 
 def _name_lines(figure: Figure, lines: Lines) -> None:
-    """Write the name of each line next to it, where it crosses neither a line nor a name.
+    """Label each line where the label covers neither a line nor another label.
 
-    Fused samplers prefer the space below their line; the others stand above theirs.
+    Labels of fused samplers go below the line if there is room; the others go above it.
     """
     axes = figure.axes[0]
     axes.annotate(
@@ -189,9 +189,9 @@ def _name_lines(figure: Figure, lines: Lines) -> None:
 
 
 def _place(axes: Axes, text: Annotation, ratio: pd.Series, distance: int) -> None:
-    """Write a name above a line from its first point on, or below it if the distance is negative.
+    """Move a label above the start of a line, or below it if the distance is negative.
 
-    The name stands clear of the part of the line that it is over or under.
+    The label clears the part of the line over which it extends.
     """
     text.set_position((-3, distance))
     text.set_verticalalignment("top" if distance < 0 else "bottom")
@@ -203,7 +203,7 @@ def _place(axes: Axes, text: Annotation, ratio: pd.Series, distance: int) -> Non
 
 
 def _covered(axes: Axes, text: Annotation, occupied: np.ndarray) -> float:
-    """Return how many of these points (in pixels) a name covers; infinity outside of the axes."""
+    """Return how many points (in pixels) a label covers; infinity if it leaves the axes."""
     box, outer = text.get_window_extent(), axes.get_window_extent()
     if box.x1 > outer.x1 or box.y0 < outer.y0 or box.y1 > outer.y1:
         return math.inf
@@ -212,8 +212,8 @@ def _covered(axes: Axes, text: Annotation, occupied: np.ndarray) -> float:
 
 
 def _dense(line: Line2D) -> np.ndarray:
-    """Return points of a line in pixels, close enough that no word fits between two."""
+    """Return points of a line in pixels, too close for a word between two of them."""
     points = line.get_transform().transform(line.get_xydata())
     places = np.linspace(0, len(points) - 1, 40 * len(points))
-    known = np.arange(len(points))
-    return np.stack([np.interp(places, known, points[:, axis]) for axis in (0, 1)], axis=1)
+    indices = np.arange(len(points))
+    return np.stack([np.interp(places, indices, points[:, axis]) for axis in (0, 1)], axis=1)

@@ -1,4 +1,4 @@
-"""Many figures at a time, a process for each core; with a bar on a terminal, elsewhere a line."""
+"""Draw many figures in parallel, one process per core, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from rich.progress import track
 
 T = TypeVar("T")
 FEW = 12
-"""Up to so many figures are drawn here: they take less time than the start of processes."""
+"""Up to this many figures are drawn in this process: starting processes takes longer."""
 
 _TASKS: Sequence[Callable[[], Any]] = ()
 
 
 def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Yield the result of each task, in order. Tasks may be closures: the processes are forks.
-
-    Raises whatever a task raises, at its place.
-    """
+    """Yield the result of each task in order. Tasks may be closures: processes are forked."""
     global _TASKS
     if len(tasks) <= FEW or "fork" not in multiprocessing.get_all_start_methods():
         yield from (task() for task in tasks)

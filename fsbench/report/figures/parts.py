@@ -1,4 +1,4 @@
-"""Parts that all figures share: rows of panels, axes, the legend, the layout, and their files.
+"""Shared parts of figures: panels, axes, legend, layout, files.
 
 Figures are matplotlib Figure objects without pyplot: no global state, no display.
 """
@@ -33,7 +33,7 @@ Styles = dict[str, Style]
 P = ParamSpec("P")
 F = TypeVar("F", bound=Figure | None)
 
-# Without these entries a file would carry its date or a version, and differ at every run.
+# These entries remove date and version, so that equal figures give equal files.
 _METADATA: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -41,27 +41,27 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
-"""Text in front of a label; a matmul that stores logits bounds no fused sampler from below."""
+"""Prefix of labels by kind. A matmul that stores logits is no lower bound of a fused sampler."""
 
 PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
 
 def check_formats(names: Iterable[str]) -> list[str]:
-    """The file formats asked for, each once; an unknown one raises InvalidArgument."""
+    """Return the requested file formats without repetitions; raise InvalidArgument if unknown."""
     return each_once("--format", names, _METADATA)
 
 
-def each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
-    """The names given to an option, each once; an unknown one raises InvalidArgument."""
+def each_once(option: str, names: Iterable[str], allowed: Collection[str]) -> list[str]:
+    """Return the names without repetitions; raise InvalidArgument if one is not allowed."""
     chosen = list(dict.fromkeys(names))
     for name in chosen:
-        if name not in known:
-            raise unknown_name(option, name, known)
+        if name not in allowed:
+            raise unknown_name(option, name, allowed)
     return chosen
 
 
 def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
-    """Decorator: the figure that `drawing` makes has our settings, and is laid out for good."""
+    """Decorate a drawing function: apply SETTINGS and fix the layout of its figure."""
 
     @wraps(drawing)
     def drawn(*arguments: P.args, **options: P.kwargs) -> F:
@@ -72,10 +72,10 @@ def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
                 axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
                 ticks = [tick for each in axis for tick in (*each.majorTicks, *each.minorTicks)]
                 for text in texts - {part for tick in ticks for part in (tick.label1, tick.label2)}:
-                    # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
+                    # Text is prose, in which a dollar sign is no formula. Ticks may be powers.
                     text.set_parse_math(False)
-                # Lay out once: constrained layout moves a little at every drawing, so a file would
-                # depend on the formats saved before it.
+                # Constrained layout moves a little at each drawing: without a fixed layout, a file
+                # would depend on the formats saved before it.
                 if engine := figure.get_layout_engine():
                     engine.execute(figure)
                 figure.set_layout_engine("none")
@@ -85,9 +85,9 @@ def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix, whole or not at all.
+    """Write a figure atomically, in the format of the path's suffix.
 
-    The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
+    Equal figures give equal bytes. Raises ResultsError if the path cannot be written.
     """
     drawn = encoded(figure, path.suffix.removeprefix("."))
     with refusals("write figure", path):
@@ -96,7 +96,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def encoded(figure: Figure, file_format: str) -> bytes:
-    """A figure as the content of a file; the same figure gives the same bytes."""
+    """Return a figure as the content of a file; equal figures give equal bytes."""
     drawn = BytesIO()
     with mpl.rc_context(SETTINGS):
         if file_format == "png":  # the same bytes as savefig, which draws everything twice
@@ -108,7 +108,7 @@ def encoded(figure: Figure, file_format: str) -> bytes:
 
 
 def percent_axis(axes: Axes, whole: float, label: str) -> None:
-    """A second y axis, on the right, in percent of `whole`."""
+    """Add a y axis on the right, in percent of `whole`."""
 
     def to_percent(value: Any) -> Any:
         return 100 * value / whole
@@ -120,9 +120,9 @@ def percent_axis(axes: Axes, whole: float, label: str) -> None:
 
 
 def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """Rows of panels, as wide as a page shows them, with an empty cell behind for the legend.
+    """Return a figure and its panels, with an empty cell at the end for the legend.
 
-    A single panel has its legend at its right.
+    A single panel has its legend on the right.
     """
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     if count == 1:
@@ -143,7 +143,7 @@ def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[A
 def panel_row(
     configuration: Configuration, titles: list[str], sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Panels, one per title, with the configuration in words below the first title."""
+    """Return a figure with a panel per title, and the configuration below the first title."""
     figure, panels = grid(len(titles), 2, sharey)
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontweight="bold", pad=30)
@@ -161,7 +161,7 @@ def panel_row(
 
 
 def _runs_in_words(configuration: Configuration) -> str:
-    """Return the number of runs and the largest difference of a cell between them; '' for one."""
+    """Return the number of runs and their largest difference in a cell; '' for one run."""
     ok = configuration.rows[configuration.rows.status == "ok"]
     runs = ok.folder.nunique()
     if runs < 2:
@@ -177,7 +177,7 @@ def draw_all(
     styles: Styles,
     points: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
 ) -> None:
-    """One line per provider: fused samplers first in the legend, those that draw nothing last."""
+    """Draw a line per provider; in the legend fused samplers come first, lower bounds last."""
     measured = configuration.measured.sort_values("b")
     order = {configuration.drawn: 1, Kind.LOWER_BOUND: 3}
     fused = configuration.providers(configuration.drawn, fused=True)
@@ -196,12 +196,12 @@ def draw_all(
 
 
 def batch_axis(axes: Axes, configuration: Configuration) -> None:
-    """B in powers of two, marked as plain numbers."""
+    """Label the x axis with the powers of two of B."""
     log2_axis(axes, configuration.measured.b.unique(), "Batch size B (rows), log scale")
 
 
 def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
-    """A logarithmic x axis with the powers of two among the values marked, or all if none is."""
+    """Set a logarithmic x axis, with ticks at the powers of two among the values, or at all."""
     marked = sorted(set(values))
     marked = [value for value in marked if value & (value - 1) == 0] or marked
     axes.set_xscale("log", base=2)
@@ -211,20 +211,20 @@ def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
 
 
 def in_words(figure: Figure, words: str) -> None:
-    """Write what was measured above all panels."""
+    """Write a subtitle above all panels."""
     figure.suptitle(words, fontsize=8.5, color="#444444")
 
 
 def with_bars(
     axes: Axes, x: pd.Index, value: pd.Series, low: pd.Series, high: pd.Series, **look: Any
 ) -> None:
-    """A line with intervals; look is of Axes.errorbar."""
+    """Draw a line with intervals; `look` are keyword arguments of Axes.errorbar."""
     bars = (value - low, high - value)
     axes.errorbar(x, value, yerr=bars, capsize=2.5, elinewidth=1.0, **look)
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
+    """Set at least three ticks with plain numbers on a logarithmic axis."""
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 0.3:
@@ -241,9 +241,9 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
-    """One legend for all panels: in the grid's empty cell, or right of the last panel.
+    """Draw one legend for all panels, in the grid's empty cell or right of the last panel.
 
-    The figure becomes high enough for it.
+    The height of the figure grows to fit the legend.
     """
     entries = {
         label: handle

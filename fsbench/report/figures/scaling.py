@@ -1,4 +1,4 @@
-"""Time against the number of GPUs, one panel per batch size: the paper's Figure 3, as measured."""
+"""Time by number of GPUs, one panel per batch size, as in the paper's Figure 3."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fsbench.report.tables import Configuration, conditions_in_words
 
 
 @laid_out
-def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
-    """A line per provider, and that of the best on one GPU over n.
+def draw(group: list[Configuration], styles: dict[str, Style]) -> Figure:
+    """Draw a line per provider, and ideal scaling of the fastest on one GPU.
 
     Args:
-        alike: configurations that differ in nothing but `tp` (scaling.over_ranks).
+        group: configurations that differ only in `tp` (scaling.over_ranks).
     """
-    table = scaling_table(alike)
-    degrees = [int(each.rows.tp.iloc[0]) for each in alike]
+    table = scaling_table(group)
+    degrees = [int(each.rows.tp.iloc[0]) for each in group]
     batches = sorted(table.index.get_level_values("b").unique())
     figure, panels = grid(len(batches), 3)
     for axes, B in zip(panels, batches, strict=True):
@@ -51,7 +51,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
         axes.set_title(f"B = {B}")
-    first = alike[0].rows.iloc[0]
+    first = group[0].rows.iloc[0]
     panels[0].set_ylabel("Least time of a step, slowest rank (µs), log scale")
     machine = f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}"
     in_words(figure, f"{machine}; {conditions_in_words(first)}")
@@ -60,7 +60,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
 
 
 def _ideal(of_b: pd.DataFrame, styles: dict[str, Style], degrees: list[int]) -> list[float]:
-    """The least time of an exact sampler on one GPU, over n; empty where none was measured."""
+    """Return the fastest exact sampler's time on one GPU / n; [] if none was measured."""
     if "tp1_min_us" not in of_b:
         return []
     exact = [name for name in of_b.index if styles[name].kind is Kind.EXACT]

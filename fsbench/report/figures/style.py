@@ -1,7 +1,7 @@
-"""The look of each sampler, the same in every figure.
+"""Color and marker of each sampler, the same in every figure.
 
-A sampler that ships with fsbench has a fixed color and marker (samplers.toml). Another one takes a
-free slot in the palette of its family, found by a hash of its name, so no two lines look alike.
+A sampler that ships with fsbench has a fixed color and marker (samplers.toml). Another sampler
+takes a free slot in the palette of its family, chosen by a hash of its name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ROOFS: tuple[dict[str, Any], ...] = (
     {"color": "#444444", "linewidth": 1.0, "linestyle": "-"},
     {"color": "#444444", "linewidth": 1.0, "linestyle": "-."},
 )
-"""Lines of a GPU's peaks: datasheet, measured."""
+"""Line styles of a GPU's peaks: datasheet, measured."""
 
 
 EMPHASIZED = ("fused", "screened")
@@ -69,45 +69,45 @@ def samplers() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Style:
-    """Look of a sampler's line. line: keyword arguments of Axes.plot."""
+    """Style of a sampler's line. line: keyword arguments of Axes.plot."""
 
     kind: Kind
     line: dict[str, Any]
 
 
 def styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Return the style of every sampler that was measured in these rows of results."""
+    """Return the style of each sampler measured in these rows of results."""
     families: dict[tuple[str, ...], list[str]] = {}
-    kinds: dict[str, Kind] = {}
+    kind_of: dict[str, Kind] = {}
     for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
-        kinds[row.provider] = Kind(row.kind)
-        ours = bool(row.fused) or row.provider.startswith(samplers()["ours"])
-        families.setdefault(_palette(kinds[row.provider], ours), []).append(row.provider)
+        kind_of[row.provider] = Kind(row.kind)
+        is_emphasized = bool(row.fused) or row.provider.startswith(samplers()["ours"])
+        families.setdefault(_palette(kind_of[row.provider], is_emphasized), []).append(row.provider)
     return {
-        name: Style(kinds[name], _line(kinds[name], palette, slot))
+        name: Style(kind_of[name], _line(kind_of[name], palette, slot))
         for palette, names in families.items()
         for name, slot in _slots(names, len(palette)).items()
     }
 
 
 def headline_color(group: str) -> str:
-    """Return the color of a line of the headline figure, that of its sampler in other figures."""
+    """Return the color of a group in the headline figure: its sampler's color in other figures."""
     slot = samplers()["slots"][samplers()["headline"][group]]
     return (_FUSED if group in EMPHASIZED else _UNFUSED)[slot]
 
 
-def _palette(kind: Kind, ours: bool) -> tuple[str, ...]:
+def _palette(kind: Kind, is_emphasized: bool) -> tuple[str, ...]:
     if kind is Kind.LOWER_BOUND:
         return _BOUND
     if kind is Kind.GREEDY:
         return _NOT_EXACT
-    return _FUSED if ours else _UNFUSED
+    return _FUSED if is_emphasized else _UNFUSED
 
 
 def _slots(names: list[str], size: int) -> dict[str, int]:
-    """Return a number for each name, all different; below `size` while there is room.
+    """Return a distinct slot for each name, below `size` while slots are free.
 
-    Names in samplers.toml come first. Of two with one number, the later in the alphabet moves on.
+    Names in samplers.toml come first. On a collision, the later name in the alphabet moves on.
     """
     fixed: dict[str, int] = samplers()["slots"]
     slots: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Whether fused sampling is faster at each B and LM head, as one figure of colored cells."""
+"""Map of the faster approach, fused or stored logits, by B and LM head."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from fsbench.report.recommend import Advice, recommend
 from fsbench.report.tables import Configuration, conditions_in_words
 
 FUSED, STORED, NOISE = headline_color("fused"), headline_color("stored"), "#8a8a8a"
-"""Colors of a cell: fused is faster, storing logits is faster, the difference is within noise."""
+"""Colors of cells: fused is faster, storing logits is faster, difference within noise."""
 
 FORCED = dict.fromkeys(samplers()["forced"], samplers()["public_call"])
-"""Samplers that force one kernel of flash_sample: its own call counts where it was measured."""
+"""Sampler that forces one kernel of flash_sample -> sampler that makes the public call."""
 
 COLUMNS = 12
-"""Most columns: of more batch sizes only the powers of two are shown."""
+"""Most columns; with more batch sizes, only powers of two are shown."""
 
 Row = tuple[Configuration, list[Advice]]
 
 
 @laid_out
-def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
-    """Draw a row per LM head and a column per B, in the color of the way that is faster.
+def draw(group: list[Configuration], styles: dict[str, Style]) -> Figure | None:
+    """Draw a row per LM head and a column per B, in the color of the faster approach.
 
     The number in a cell is the share of time that the fastest exact sampler saves over the fastest
-    of the other way: over stored logits if it is fused, and the reverse. A difference of at most
-    WITHIN, by which two runs of one program differ, has a color of its own. A mark names the
-    sampler that the number is over. A cell in which only one way was measured stays empty.
+    sampler of the other approach (fused or stored logits). Differences of at most WITHIN, the
+    difference between two runs of one program, are gray. An asterisk marks another baseline than
+    the usual one. A cell stays empty if only one approach was measured.
 
     Args:
-        alike: configurations that differ in nothing but the LM head (tables.families).
+        group: configurations that differ only in the LM head (tables.families).
 
     Returns:
         The figure, or None for fewer than two LM heads.
     """
-    rows = [(each, _advice(each)) for each in alike]
+    rows = [(each, _advice(each)) for each in group]
     rows = sorted((row for row in rows if row[1]), key=lambda row: _size(row[0]))
     if len(rows) < 2:
         return None
@@ -105,7 +105,7 @@ def _color(each: Configuration, one: Advice) -> str:
 
 
 def _legend(figure: Figure, rows: list[Row], marks: dict[str, str]) -> None:
-    """Name the samplers that win in each color, and those that the numbers are over."""
+    """Add a legend with the fastest samplers of each color, and the baselines of the numbers."""
     winners: dict[str, dict[str, None]] = {}
     rivals: dict[str, str] = {}
     for each, advice in rows:
@@ -128,7 +128,7 @@ def _legend(figure: Figure, rows: list[Row], marks: dict[str, str]) -> None:
 
 
 def _marks(rows: list[Row]) -> dict[str, str]:
-    """Return a mark for each sampler that a winner is compared with, '' for the commonest."""
+    """Return the mark of each baseline, '' for the most frequent one."""
     rivals = Counter(one.instead_of for _, advice in rows for one in advice if one.instead_of)
     return {name: number * "*" for number, (name, _) in enumerate(rivals.most_common())}
 

@@ -8,7 +8,7 @@ import pytest
 
 from fsbench.e2e.models import decoder, decoders, default_samplers
 from fsbench.errors import InvalidArgument
-from fsbench.integrations.draw import known
+from fsbench.integrations.draw import sampler_labels
 from fsbench.problem import models
 
 
@@ -47,4 +47,4 @@ def test_an_unknown_model_is_named():
 
 def test_default_samplers_exist():
     for engine, names in default_samplers().items():
-        assert set(names) <= {*known(), engine}
+        assert set(names) <= {*sampler_labels(), engine}

@@ -28,7 +28,7 @@ def fake(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.delenv("FAKE_VLLM", raising=False)
     monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.26.0")
-    monkeypatch.setattr(vllm_engine, "missing", lambda sampler, device: None)
+    monkeypatch.setattr(vllm_engine, "unavailable_reason", lambda sampler, device: None)
 
 
 def opened(tmp_path: Path, samplers=("vllm", "flash_sample")) -> Engines:

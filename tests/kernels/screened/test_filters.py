@@ -284,7 +284,7 @@ def test_a_changed_weight_is_refused():
     head = prepare_head(weight)
     weight[0] = 1.0
     for top_k in (20, 0):
-        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
             truncated_sample(hidden, head, top_k=top_k, seed=SEED)
     broken = ScreenedHead(weight, *head.copy[:3], head.norm[:7])
     with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape"):

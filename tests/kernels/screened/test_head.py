@@ -76,7 +76,7 @@ def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change, dt
     screened_sample(hidden, head, **call)
     old = head.codes
     change(weight)
-    message = r"head: expected a weight that is as it was; .* call head\.refresh\(weight\)"
+    message = r"head: expected an unchanged weight; .* call head\.refresh\(weight\)"
     for more in ({}, {"num_samples": 2}):
         with pytest.raises(InvalidArgument, match=message):
             screened_sample(hidden, head, **call, **more)
@@ -106,7 +106,7 @@ def test_what_torch_does_not_see_check_does():
         head.check()
     head.refresh()
     weight[0, 0] += 0.0  # a write that changes nothing: within the bounds
-    with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+    with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
         screened_sample(weight_of(3), head, seed=torch.tensor([1]))
     head.check()
     screened_sample(weight_of(3), head, seed=torch.tensor([1]))
@@ -118,7 +118,7 @@ def test_a_weight_of_inference_mode_has_no_version():
         head = prepare_head(weight)
         assert screened_sample(weight_of(3), head, seed=torch.tensor([1])).valid.all()
         weight.set_(weight.clone())
-        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
             screened_sample(weight_of(3), head, seed=torch.tensor([1]))
 
 

@@ -1,0 +1,62 @@
+"""Warnings about measurements, from rows made up for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from cells import cell
+
+from fsbench.records.cell import CellRecord, Round
+from fsbench.records.summary import frame
+from fsbench.report.measurement_warnings import measurement_warnings
+
+
+def _row(provider: str, **changes: Any) -> dict[str, Any]:
+    fine = dict(kind="exact", b=1, d=64, v=1000, status="ok", roofline_pct=90.0, throttle="")
+    times = dict(median_us=100.0, ci_lo_us=99.0, ci_hi_us=101.0, sm_mhz=1900.0)
+    return {"provider": provider, **fine, **times, **changes}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [_row("a"), _row("b", sm_mhz=1880.0)],
+        [_row("a"), _row("floor", kind="lower_bound", roofline_pct=250.0)],
+        [_row("a", throttle="sw_power_cap")],  # how these GPUs run under load
+    ],
+    ids=["a good run", "a bound above the roof", "a power cap"],
+)
+def test_no_warning(rows):
+    assert measurement_warnings(pd.DataFrame(rows)) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        (
+            [_row("a", roofline_pct=104.0), _row("b", b=2, roofline_pct=101.0)],
+            ["a at B=1 D=64 V=1000 and 1 more cells ran faster than the datasheet", "events"],
+        ),
+        ([_row("a", throttle="sw_power_cap|hw_thermal_slowdown")], ["throttled"]),
+        ([_row("a", ci_hi_us=104.1)], ["95 % interval wider than 5%: raise --iters"]),
+        (
+            [_row("a"), _row("b", sm_mhz=1800.0), _row("c", b=2, sm_mhz=1500.0)],
+            ["B=1 D=64 V=1000: SM clocks of the samplers differ by 100 MHz"],
+        ),
+    ],
+    ids=["roof", "throttled", "interval", "clocks"],
+)
+def test_a_warning_names_the_cells_and_the_cure(rows, parts):
+    (warning,) = measurement_warnings(pd.DataFrame(rows))
+    assert warning.startswith(parts[0]) or parts[0] in warning
+    assert all(part in warning for part in parts)
+
+
+def test_cells_that_were_not_measured_and_unknown_roofs_raise_no_warning():
+    one = cell(gpu="", device="cpu")
+    failed = CellRecord(one, status="error", reason="why")
+    measured = CellRecord(one, {0: Round([1.0] * 10)})
+    for records in ([], [failed], [measured, failed]):
+        assert measurement_warnings(frame(records)) == []
