@@ -79,7 +79,7 @@ D = 32
 SIZES = {
     2: [300, 700],
     3: [257, 400, 343],
-    8: [256, 300, 257, 260, 256, 270, 256, 245],
+    4: [256, 255, 257, 232],
 }
 
 
@@ -130,7 +130,7 @@ def group_results(ranks: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("ranks", [full(2), 3, full(8)])
+@pytest.mark.parametrize("ranks", [full(2), 3, full(4)])
 def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks):
     V = sum(SIZES[ranks])
     hidden, weight = problem(5, V, D)
