@@ -225,7 +225,7 @@ def test_what_the_screen_does_not_serve_the_fused_kernels_do(more):
     hidden, weight = matrices(3, 40, 500)
     options: dict[str, Any] = {"seed": SEED, "top_k": 20, "top_p": 0.9, **more}
     if "penalties" in more:
-        history = TokenHistory.of([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
+        history = TokenHistory.from_tokens([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
         options["penalties"] = Penalties(history, 1.3)
     found = truncated_sample(hidden, prepare_head(weight), **options)
     wanted = truncated_sample(hidden, weight, **options, noise="token")
