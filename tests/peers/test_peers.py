@@ -63,7 +63,7 @@ def test_the_kernels_keep_what_the_peer_keeps(case: Kept):
 
 def changed(case: Penalized) -> torch.Tensor:
     """Return the log-probabilities [V] under the case's penalties, by truncated_sample."""
-    history = TokenHistory.of([case.prompt], [case.output], 16, "cpu")
+    history = TokenHistory.from_tokens([case.prompt], [case.output], 16, "cpu")
     sample = truncated_sample(
         **stored(case.logits[None]), seed=torch.tensor([3]),
         penalties=Penalties(history, **case.amounts), return_top=len(case.logits),
