@@ -159,15 +159,17 @@ class CompileAhead:
         """Return whether all kernels of a kind are in Triton's cache on disk."""
         return kind in self._ready
 
-    def wait(self, kinds: Sequence[DrawKind], seconds: float | None = None) -> bool:
+    def wait(self, draw_kinds: Sequence[DrawKind], seconds: float | None = None) -> bool:
         """Wait until these kinds are compiled or the processes end; return whether they are.
 
         Args:
             seconds: longest time to wait, or None for as long as the processes run.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._ready.issuperset(kinds), seconds)
-        return self._ready.issuperset(kinds)
+            self._changed.wait_for(
+                lambda: self._ended or self._ready.issuperset(draw_kinds), seconds
+            )
+        return self._ready.issuperset(draw_kinds)
 
     @property
     def is_running(self) -> bool:
