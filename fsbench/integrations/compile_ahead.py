@@ -136,7 +136,7 @@ class CompileAhead:
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = request_text(spec, chip or Chip.here(), os.getpid())
+        request = request_text(spec, chip or Chip.current(), os.getpid())
         # These processes use neither the GPU nor the interpreter of a test.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(
