@@ -50,7 +50,7 @@ def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
     if not problem.penalties:
         return None
     prompts, outputs = zip(*problem.row_histories(), strict=True)
-    history = TokenHistory.of(prompts, outputs, problem.history, device)
+    history = TokenHistory.from_tokens(prompts, outputs, problem.history, device)
     return Penalties(
         history, problem.repetition_penalty, problem.presence_penalty, problem.frequency_penalty
     )

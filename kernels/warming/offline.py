@@ -15,10 +15,11 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,6 +29,8 @@ import triton
 from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from fsbench.errors import DeviceUnavailable, InvalidArgument, one_line
@@ -159,22 +162,18 @@ class _Driver:
 
 
 _Key = tuple[str, str]  # a kernel's module and name, and Triton's key of it
-_calls: Sequence[Callable[[], object]] = ()
-_launches: dict[_Key, Launch] = {}
-"""In a worker process: the calls, and a launch of each kernel that a call has shown."""
 
 
 def compiled(
-    chip: Chip, calls: Sequence[Callable[[], object]], processes: int, start: str = "spawn"
+    chip: Chip, calls: Sequence[Callable[[], object]], processes: int
 ) -> Iterator[Compiled]:
     """Compile what these calls launch on a GPU, in parallel; yield each kernel when it is ready.
 
-    Kernels of earlier calls are compiled first.
+    Kernels of earlier calls are compiled first. The work is done by a new process and its children,
+    because this process may use CUDA or have threads.
 
     Args:
-        calls: functions that pickle can carry to other processes; they allocate on `cuda`.
-        start: how processes start. "fork" imports nothing again, and is for a process without
-            threads and without CUDA.
+        calls: functions that pickle can carry to another process; they allocate on `cuda`.
 
     Raises:
         InvalidArgument: Triton interprets here.
@@ -182,79 +181,149 @@ def compiled(
     """
     if triton.knobs.runtime.interpret:
         raise InvalidArgument("TRITON_INTERPRET: expected 0 or nothing, to compile; got 1")
-    context = multiprocessing.get_context(start)
-    arguments = (chip, list(calls))
-    with ProcessPoolExecutor(processes, context, _become_worker, arguments) as pool:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (sender, chip, list(calls), processes)
+    coordinator = context.Process(target=_send_compiled, args=arguments)
+    coordinator.start()
+    sender.close()
+    try:
+        while (event := _received(receiver)) is not None:
+            yield event
+    finally:
+        receiver.close()  # a coordinator that still works ends when it sends
+        coordinator.join()
+
+
+def _send_compiled(
+    sender: Connection, chip: Chip, calls: Sequence[Callable[[], object]], processes: int
+) -> None:
+    """Send each kernel that is compiled, then None or the error."""
+    with suppress(BrokenPipeError):  # nobody listens any more
         try:
-            yield from _by_pool(pool, len(calls), processes)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for kernel in compile_with_forks(chip, calls, processes):
+                sender.send(kernel)
+        except BrokenPipeError:
             raise
+        except Exception as error:
+            sender.send(error)
+        else:
+            sender.send(None)
 
 
-def _by_pool(pool: ProcessPoolExecutor, num_calls: int, ahead: int) -> Iterator[Compiled]:
-    """Have processes make the calls and compile their kernels; make `ahead` calls in advance."""
-    seen: set[_Key] = set()
-    jobs: deque[tuple[_Key, int, Future[tuple[float, bool]]]] = deque()
-    calls = [pool.submit(_launched_by, i) for i in range(min(ahead, num_calls))]
-    number = 0
-    for call in range(num_calls):
-        for key in calls[call].result():
-            if key not in seen:
-                seen.add(key)
-                jobs.append((key, call, pool.submit(_compile, call, key)))
-        if len(calls) < num_calls:
-            calls.append(pool.submit(_launched_by, len(calls)))
-        while jobs and (jobs[0][2].done() or call == num_calls - 1):
-            key, caller, job = jobs.popleft()
-            number += 1
-            yield Compiled(key[0].rpartition(".")[2], caller, *job.result(), number, len(seen))
+def _received(receiver: Connection) -> Any:
+    """Receive what another process sends; raise what it raised.
+
+    Raises:
+        RuntimeError: the process died.
+    """
+    try:
+        event = receiver.recv()
+    except EOFError:
+        raise RuntimeError("a process that compiles died") from None
+    if isinstance(event, Exception):
+        raise event
+    return event
 
 
-def _become_worker(chip: Chip, calls: Sequence[Callable[[], object]]) -> None:
-    global _calls
+def compile_with_forks(
+    chip: Chip,
+    calls: Sequence[Callable[[], object]],
+    processes: int,
+    on_ready: Callable[[int], object] = lambda call: None,
+) -> Iterator[Compiled]:
+    """Compile as `compiled` does, from a process that has used neither CUDA nor threads.
+
+    The calls are made here, one after the other; each kernel is compiled by a fork of this process,
+    which therefore makes no call again. Nothing in this process can use a GPU afterwards.
+
+    Args:
+        on_ready: is told the number of each call as soon as all of its kernels are compiled.
+    """
     use_cpu_guard()
-    _calls = [partial(_recorded, chip, call) for call in calls]
+    context = multiprocessing.get_context("fork")
+    queue: deque[tuple[_Key, int, Launch]] = deque()
+    running: dict[Any, tuple[_Key, int, Any]] = {}  # pipe -> kernel, call, process
+    missing: dict[int, set[_Key]] = {}  # call -> kernels that are not compiled yet
+    done: set[_Key] = set()
+    seen: set[_Key] = set()
+
+    def report_ready() -> None:
+        for number in [number for number, kernels in missing.items() if not kernels - done]:
+            del missing[number]
+            on_ready(number)
+
+    def step(seconds: float | None) -> Iterator[Compiled]:
+        """Start what there is room for; yield what is compiled within some seconds."""
+        while queue and len(running) < processes:
+            key, call, launch = queue.popleft()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_send_compilation, args=(sender, key, launch))
+            process.start()
+            sender.close()
+            running[receiver] = key, call, process
+        pipes: list[Any] = connection.wait(list(running), seconds)
+        for pipe in pipes:
+            key, call, process = running.pop(pipe)
+            took, cached = _received(pipe)
+            pipe.close()
+            process.join()
+            done.add(key)
+            yield Compiled(key[0].rpartition(".")[2], call, took, cached, len(done), len(seen))
+        report_ready()
+
+    try:
+        for number, call in enumerate(calls):
+            try:
+                launches = _launches_of(chip, call)
+            except Exception as error:
+                message = f"call {number} of {len(calls)}: {one_line(error)}"
+                raise RuntimeError(message) from None
+            missing[number] = set(launches)
+            queue.extend((key, number, launches[key]) for key in launches if key not in seen)
+            seen.update(launches)
+            yield from step(0)
+        while queue or running:
+            yield from step(None)
+    finally:
+        for _, _, process in running.values():
+            process.kill()
+            process.join()
 
 
-def _recorded(chip: Chip, call: Callable[[], object]) -> list[_Key]:
+def _launches_of(chip: Chip, call: Callable[[], object]) -> dict[_Key, Launch]:
     """Make a call without a GPU; return the kernels that it launches."""
     with without_gpu(chip) as launches:
         call()
-    keys = []
-    for launch in launches:
-        key = (f"{launch.kernel.__module__}.{launch.kernel.__name__}", launch.key)
-        _launches.setdefault(key, launch)
-        keys.append(key)
-    return list(dict.fromkeys(keys))
+    _hash_ahead(launches)
+    names = [f"{launch.kernel.__module__}.{launch.kernel.__name__}" for launch in launches]
+    return {(name, each.key): each for name, each in zip(names, launches, strict=True)}
 
 
-def _launched_by(number: int) -> list[_Key]:
-    try:
-        found: Any = _calls[number]()
-    except Exception as error:
-        raise RuntimeError(f"call {number} of {len(_calls)}: {one_line(error)}") from None
-    return list(found)
+def _hash_ahead(launches: Sequence[Launch]) -> None:
+    """Compute what Triton's cache keys share, which it remembers, before processes are forked."""
+    with suppress(OSError):  # the compilation that needs it reports it
+        triton_key()
+        make_backend(triton.runtime.driver.active.get_current_target()).hash()
+        for launch in launches:
+            _ = launch.kernel.cache_key
 
 
-def _compile(number: int, key: _Key) -> tuple[float, bool]:
-    """Compile one kernel of a call; return how long it took, and whether the cache had it."""
-    if key not in _launches:  # another process has seen it
-        _launched_by(number)
-    launch = _launches[key]
+def _send_compilation(sender: Connection, key: _Key, launch: Launch) -> None:
+    """Compile a kernel; send how long it took and whether the cache had it, or the error."""
     hits: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: object) -> None:
         hits.append(cache_hit)
 
     begin = time.perf_counter()
-    with mock.patch.object(triton.knobs.compilation, "listener", listen):
-        try:
-            launch.compile()
-        except Exception as error:
-            raise RuntimeError(f"{key[0]}: {one_line(error)}") from None
-    launch.kernel.device_caches.clear()  # a later call would launch what is compiled
-    return time.perf_counter() - begin, all(hits)
+    triton.knobs.compilation.listener = listen
+    try:
+        launch.compile()
+    except Exception as error:
+        sender.send(RuntimeError(f"{key[0]}: {one_line(error)}"))
+    else:
+        sender.send((time.perf_counter() - begin, all(hits)))
 
 
 def use_cpu_guard() -> None:

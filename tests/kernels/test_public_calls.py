@@ -66,7 +66,9 @@ def scored(hidden: Tensor, weight: Tensor, **options: Any) -> object:
 
 
 def penalized(hidden: Tensor, **options: Any) -> Penalties:
-    history = TokenHistory.of([[1, 2]] * len(hidden), [[3, 3]] * len(hidden), 8, hidden.device)
+    history = TokenHistory.from_tokens(
+        [[1, 2]] * len(hidden), [[3, 3]] * len(hidden), 8, hidden.device
+    )
     return Penalties(history, 1.3, 0.7, 0.1)
 
 

@@ -63,7 +63,7 @@ def test_the_kernels_keep_what_the_peer_keeps(case: Kept):
 
 def changed(case: Penalized) -> torch.Tensor:
     """Log-probabilities of every token under the case's penalties, by truncated_sample: [V]."""
-    history = TokenHistory.of([case.prompt], [case.output], 16, "cpu")
+    history = TokenHistory.from_tokens([case.prompt], [case.output], 16, "cpu")
     found = truncated_sample(
         **stored(case.logits[None]), seed=torch.tensor([3]),
         penalties=Penalties(history, **case.amounts), return_top=len(case.logits),

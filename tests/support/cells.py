@@ -29,7 +29,7 @@ _COLUMNS = dict(
 
 def cell(**changes: Any) -> Cell:
     """A cell; changes are columns of results.csv."""
-    return Cell.of({**_COLUMNS, **changes})
+    return Cell.from_columns({**_COLUMNS, **changes})
 
 
 def results_row(

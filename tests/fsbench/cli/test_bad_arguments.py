@@ -155,7 +155,9 @@ def folder(tmp_path, monkeypatch):
     shape = dict(b=1, d=4096, v=151936, gpu="NVIDIA H200", device="cuda", graph=True)
     for name in ("flash_sampling_token", "multinomial"):
         sampler_columns = dict(provider=name, label=name, kind="exact", fused=name != "multinomial")
-        store.append_round(Cell.of({**sampler_columns, **conditions, **shape}), 0, Round([1.0] * 8))
+        store.append_round(
+            Cell.from_columns({**sampler_columns, **conditions, **shape}), 0, Round([1.0] * 8)
+        )
     store.close()
 
     def reached(*arguments, **keywords):

@@ -93,7 +93,7 @@ def test_bias_and_mask_are_of_the_targets_vocabulary(dtype, filters):
 def test_penalties_are_on_the_targets_tokens(dtype):
     hidden, weight, vocabulary, logits = case(dtype)
     likely = logits.topk(3, 1).indices
-    history = TokenHistory.of(likely.tolist(), likely[:, :1].tolist(), 8, "cpu")
+    history = TokenHistory.from_tokens(likely.tolist(), likely[:, :1].tolist(), 8, "cpu")
     drawn = draft_sample(
         hidden, weight, vocabulary, temperature=T, seed=SEED, offset=OFFSET,
         penalties=Penalties(history, repetition=3.0, frequency=1.0),
