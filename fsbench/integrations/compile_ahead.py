@@ -130,7 +130,7 @@ class CompileAhead:
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = request_text(spec, chip or Chip.here(), os.getpid())
+        request = request_text(spec, chip or Chip.current(), os.getpid())
         # Neither the GPU nor the interpreter of a test is anything to these processes.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(
