@@ -37,7 +37,7 @@ from fsbench.kernels.shard.exchange import AREAS
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
 B, D = 5, 32
-SIZES = {2: [300, 701], 3: [257, 256, 188]}
+SIZES = {2: [300, 701], 3: [257, 400, 344]}
 CPU = torch.device("cpu")
 
 
@@ -63,7 +63,7 @@ def draws(rank: int, ranks: int, folder: str | None) -> list[list[int]]:
     tokens = []
     for options in (*(request_of(kind, V) for kind in KINDS), several):
         sample = screened_sample(hidden, head, shard=shard, **options)
-        assert torch.equal(sample.valid, sample.tokens >= 0)
+        assert torch.equal(sample.valid, (sample.tokens.view(B, -1) >= 0).all(1))
         tokens.append(sample.tokens.flatten().tolist())
     return tokens
 
