@@ -216,7 +216,7 @@ def check_rival(rival: Rival, root: Path) -> list[str]:
     for where, given in rival.calls.items():
         known = source.parameters(where)
         if known is None:
-            lines.append(f"{where}: expected it; there is none")
+            lines.append(f"{where}: not found")
             continue
         known = [name for name in known if name != "self"]
         needed = source.required(where)

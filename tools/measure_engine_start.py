@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsbench.e2e.models import decoder, parameters
+from fsbench.e2e.models import decoder, sampling_parameters
 from fsbench.machine.environment import environment
 
 COLUMNS = (
@@ -85,7 +85,7 @@ def serve(started: float, folder: str, rows: int, sampler: str) -> dict[str, Any
                 max_tokens=OUTPUT_TOKENS,
                 ignore_eos=True,
                 detokenize=False,
-                **parameters(KINDS[row % len(KINDS)], row, 1),
+                **sampling_parameters(KINDS[row % len(KINDS)], row, 1),
             )
             for row in sent
         ]

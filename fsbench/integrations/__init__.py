@@ -1,9 +1,9 @@
-"""flash_sample inside serving engines, no change to the engine's source.
+"""flash_sample inside serving engines, without a change to the engine's source.
 
-entry is what vLLM calls, vllm has the hooks, routing decides who draws a row, vllm_batch puts a
-batch together, vllm_parts takes one with drafts apart, vllm_<version> knows the engine's fields,
-draw and graphed draw. May import: fsbench.kernels as any user does, machine, the contract with
-discover.
+vLLM calls entry. vllm installs the hooks, routing chooses each row's sampler, vllm_batch joins a
+batch, vllm_parts splits one with drafts, vllm_<version> knows the engine's fields, draw and graphed
+draw, decode_loop decodes with transformers. May import: fsbench.kernels as any user does, machine,
+the contract with discover.
 """
 
 from typing import TYPE_CHECKING
@@ -13,5 +13,11 @@ from fsbench.lazy import lazy_getattr
 if TYPE_CHECKING:
     from fsbench.integrations import vllm as vllm
 else:
-    # The entry point is imported in every process of vLLM, switched on or not.
+    # vLLM imports the entry point in every process, whether the plug-in is switched on or not.
     __getattr__ = lazy_getattr(__name__, "vllm")
+
+FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
+"""Samplers that serve requests of every kind."""
+
+DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
+"""Ranges in torch profiles: LM head and sampling together; an LM head that is computed alone."""

@@ -32,9 +32,10 @@ import torch
 import triton
 
 from fsbench.errors import one_line
-from fsbench.integrations.draw import OWN, SCREENED, FlashSampleDraw, Head
+from fsbench.integrations import SCREENED
+from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
-from fsbench.integrations.routing import WHOLE_ABLE
+from fsbench.integrations.routing import WHOLE_HEAD_NEEDS
 from fsbench.kernels.warming.offline import DTYPES, Chip, compiled
 
 ROOM_BYTES = 256 << 20
@@ -69,7 +70,11 @@ class EngineSpec(NamedTuple):
     def of_head(cls, sampler: str, head: Head, max_rows: int, raw: bool) -> EngineSpec | None:
         """Return the spec of a head that is loaded, or None where nothing is compiled ahead."""
         weight, names = head.weight, DTYPE_NAMES
-        if sampler not in OWN or not isinstance(weight, torch.Tensor) or weight.dtype not in names:
+        if (
+            sampler not in SERVING
+            or not isinstance(weight, torch.Tensor)
+            or weight.dtype not in names
+        ):
             return None
         rows, D = weight.shape
         dtype = names[weight.dtype]
@@ -77,7 +82,7 @@ class EngineSpec(NamedTuple):
 
     def kinds(self) -> list[DrawKind]:
         """Return the kinds of draws that this engine serves, the most common first."""
-        return served_kinds(WHOLE_ABLE, self.raw, self.sampler == SCREENED)
+        return served_kinds(WHOLE_HEAD_NEEDS, self.raw, self.sampler == SCREENED)
 
 
 @dataclass(frozen=True)

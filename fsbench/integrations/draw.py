@@ -1,10 +1,10 @@
-"""What stands in an engine's place of LM head and sampler: one function, whoever draws.
+"""Sample an engine's decode step: LM head and sampling in one call, with any sampler.
 
-`flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
-own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
-requests that are plain, or have a small top-k, are drawn (docs/guide/screened-head.md). Any other
-name is an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as
-`fsbench run` times it, at T = 1 and with one seed for the batch.
+`flash_sample` is for serving: each request has its temperature, seed and filters. `screened` adds
+token noise and an int8 copy of the head, which draws small batches of requests without options or
+with a small top-k (docs/guide/screened-head.md). Any other name is an exact sampler of
+`fsbench list`, for comparison: it draws as `fsbench run` times it, at T = 1 and with one seed for
+the batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.integrations.routing import SHARD_ABLE, WHOLE_ABLE, Need
+from fsbench.integrations import FLASH_SAMPLE, SCREENED
+from fsbench.integrations.routing import SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS, Need
 from fsbench.kernels import (
     Penalties,
     Sample,
-    TokenHistory,
     TruncatedSample,
     VocabShard,
     flash_sample,
@@ -33,19 +33,17 @@ from fsbench.kernels import (
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
-FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
-OWN = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
-"""What serves requests of every kind -> its label."""
-
-DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
-"""Ranges in torch profiles: LM head and sampling together, and the LM head, where it is apart."""
+SERVING = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
+"""Samplers that serve requests of every kind -> label for legends."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """An LM head. weight: [vocab_size or more, D], or this rank's shard of it.
+    """An LM head.
 
-    soft_cap: logits become c tanh(logits / c), or None.
+    Attributes:
+        weight: [vocab_size or more, D], or this rank's shard of it.
+        soft_cap: logits become c tanh(logits / c), or None.
     """
 
     weight: Tensor | VocabShard
@@ -54,10 +52,12 @@ class Head:
 
 
 class LogprobRequest(NamedTuple):
-    """What log-probabilities to tell beside tokens.
+    """Log-probabilities to return with the tokens.
 
-    top: of how many of the likeliest tokens, too, up to 20. raw: those of softmax(logits) under the
-    mask, not those of what is drawn from.
+    Attributes:
+        top: number of most likely tokens to include, up to 20.
+        raw: whether they are those of softmax(logits) under the mask, in place of those of the
+            sampled distribution.
     """
 
     top: int = 0
@@ -65,17 +65,22 @@ class LogprobRequest(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """B rows of a decode step. All tensors are contiguous and on the device of hidden.
+    """B rows of a decode step. Tensors are contiguous and on the device of hidden.
 
-    hidden: [B, D]. temperature: fp32 [B]; 0 is greedy. seed: int64 [B], one per request.
-    offset: int64 [B], or [1] if it is the same of all: the position of the token that was fed.
-    filters: (top_k int32 [B], top_p fp32 [B], min_p fp32 [B]), off where flash_sample says so.
-    bias: fp32 [B, V], mask: int32 [B, V / 32 or more], as flash_sample takes them.
-    asked: what log-probabilities to tell, or None.
-    apart: int64 [n], rows whose raw log-probabilities take a pass of their own: those with a bias
-        or penalties. Or None.
-    screened: whether the filters come from the screen, which Draw.screens has to allow. The tokens
-        are the same; of a row whose top_k is off it would compute all logits, after the copy's.
+    Attributes:
+        hidden: [B, D].
+        temperature: fp32 [B]; 0 is greedy.
+        seed: int64 [B], one per request.
+        offset: int64 [B], the position of the token that was fed; or [1] if all rows share it.
+        filters: (top_k int32 [B], top_p fp32 [B], min_p fp32 [B]); the values that switch them off
+            are those of truncated_sample.
+        bias: fp32 [B, V], as flash_sample takes it.
+        mask: int32 [B, V / 32 or more], as flash_sample takes it.
+        logprobs: log-probabilities to return, or None.
+        raw_rows: int64 [n], rows whose raw log-probabilities need another pass over the head: those
+            with a bias or penalties. Or None.
+        screened: whether filters use the screened head; Draw.screens decides. The tokens are the
+            same. If a row's top_k is off, the draw computes all its logits after those of the copy.
     """
 
     hidden: Tensor
@@ -86,126 +91,132 @@ class Rows(NamedTuple):
     bias: Tensor | None = None
     mask: Tensor | None = None
     penalties: Penalties | None = None
-    asked: LogprobRequest | None = None
-    apart: Tensor | None = None
+    logprobs: LogprobRequest | None = None
+    raw_rows: Tensor | None = None
     screened: bool = False
 
 
-class Told(NamedTuple):
-    """Log-probabilities, as vLLM has them.
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities in vLLM's layout.
 
-    tokens: int64 [B, 1 + n], the drawn one and the n likeliest. logprobs: fp32 [B, 1 + n], of each;
-    -inf where a token is forbidden. ranks: int64 [B], of the drawn token, from 1; of tokens with
-    equal logits all have the first one's rank. 0 where it is not known.
+    Attributes:
+        tokens: int64 [B, 1 + n], the sampled token and the n most likely ones.
+        values: fp32 [B, 1 + n], their log-probabilities; -inf where a token is forbidden.
+        ranks: int64 [B], the sampled token's rank from 1; tokens with equal logits share the best
+            rank. 0 is unknown.
     """
 
     tokens: Tensor
-    logprobs: Tensor
+    values: Tensor
     ranks: Tensor
 
 
 class DrawResult(NamedTuple):
-    """tokens: int64 [B]; -1 where a row has no draw, if the sampler can tell."""
+    """tokens: int64 [B]; -1 where a row has no finite logit, if the sampler reports it."""
 
     tokens: Tensor
-    told: Told | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class Draw(Protocol):
-    """LM head and sampling of one decode step. able: which needs of a row it can meet."""
+    """LM head and sampling of one decode step. supported: the needs of a row that it meets."""
 
-    able: Need
+    supported: Need
 
     def __call__(self, rows: Rows) -> DrawResult:
         """Draw a token for each row."""
 
     def screens(self, B: int, largest_k: int) -> bool:
-        """Whether B rows with filters may be `screened`. The host decides it, without the GPU.
+        """Return whether B rows with filters may be `screened`, without waiting for the GPU.
 
-        largest_k: of their top_k, with V where it is off, and 1 for a greedy row.
+        Args:
+            largest_k: the largest top_k of the rows: V where it is off, 1 for a greedy row.
         """
 
 
 class HeadDraw(Draw, Protocol):
-    """A draw from a head. extra_bytes: of memory that it keeps beside it."""
+    """A draw from an LM head. extra_bytes: memory that it keeps in addition to the head."""
 
     extra_bytes: int
 
     def refresh(self) -> None:
-        """Follow a weight that has been written to, in place: graphs of the draw go on."""
+        """Read the weight again after it was written to in place. Graphs of the draw stay valid."""
 
 
-def known() -> dict[str, tuple[str, bool]]:
-    """Every name that `make_draw` takes -> (label for legends, whether logits stay on chip)."""
-    found = {name: (label, True) for name, label in OWN.items()}
+def sampler_labels() -> dict[str, tuple[str, bool]]:
+    """Return name -> (label for legends, whether logits stay on chip) of make_draw's samplers."""
+    labels = {name: (label, True) for name, label in SERVING.items()}
     for name, entry in discover().items():
         if entry.provider is not None and entry.provider.kind is Kind.EXACT:
-            found[name] = (entry.provider.label, entry.provider.capabilities.fused)
-    return found
+            labels[name] = (entry.provider.label, entry.provider.capabilities.fused)
+    return labels
 
 
-def missing(name: str, device: str) -> str | None:
-    """None if this sampler can run on `device` (cuda or cpu), else why not.
+def unavailable_reason(name: str, device: str) -> str | None:
+    """Return why a sampler cannot run on `device` (cuda or cpu), or None.
 
-    On a CPU flash_sample and screened run their reference, and say so.
+    On a CPU flash_sample and screened run their reference.
 
     Raises:
-        InvalidArgument: nobody knows the name, or it is no exact sampler.
+        InvalidArgument: an unknown name, or one of a sampler that is not exact.
     """
-    if name in OWN:
+    if name in SERVING:
         return None
-    names = known()
-    if name not in names:
-        raise unknown_name("sampler", name, names)
+    check_sampler(name)
     return discover()[name].unavailable_reason(device)
 
 
-def make_draw(name: str, head: Head) -> HeadDraw:
-    """The sampler of this name over an LM head.
-
-    Raises:
-        InvalidArgument: nobody knows the name; or it is not flash_sample, and the head is sharded;
-            or it is a sampler of `fsbench list`, and the head has a soft cap.
-        ProviderUnavailable: it cannot run here.
-    """
-    if name in OWN:
-        return FlashSampleDraw(head, screened=name == SCREENED)
-
-    names = known()
+def check_sampler(name: str) -> None:
+    """Raise InvalidArgument unless make_draw knows this sampler."""
+    names = sampler_labels()
     if name not in names:
         raise unknown_name("sampler", name, names)
+
+
+def make_draw(name: str, head: Head) -> HeadDraw:
+    """Make a draw from an LM head with the named sampler.
+
+    Raises:
+        InvalidArgument: an unknown name; a sharded head, which only flash_sample takes; or a soft
+            cap with a sampler of `fsbench list`.
+        ProviderUnavailable: the sampler cannot run here.
+    """
+    if name in SERVING:
+        return FlashSampleDraw(head, screened=name == SCREENED)
+    check_sampler(name)
     matrix = head.weight.weight if isinstance(head.weight, VocabShard) else head.weight
-    (found,) = select(discover(), [name])
-    return ProviderDraw(available(found, matrix.device.type), head)
+    (entry,) = select(discover(), [name])
+    return ProviderDraw(available(entry, matrix.device.type), head)
 
 
 class FlashSampleDraw:
-    """See Draw. flash_sample, and truncated_sample where logits have to be stored.
+    """Draw with flash_sample, or with truncated_sample where logits have to be stored.
 
-    The second needs the whole LM head on one GPU. Over a sharded one there are no ranks and no
-    likeliest tokens.
+    truncated_sample needs the whole LM head on one GPU. A sharded head gives no ranks and no most
+    likely tokens.
 
-    screened: keep an int8 copy of the head, and draw rows without log-probabilities by it where
-    that is faster, those with filters if all have a small top-k. The noise is of tokens then, for
-    all rows, so that a token does not depend on the batch.
+    Args:
+        screened: keep an int8 copy of the head, and use it where it is faster for rows without
+            log-probabilities; for filters only if every top-k is small. All rows then use token
+            noise, so that a token does not depend on the batch.
+        noise: as flash_sample takes it.
 
     Raises:
-        InvalidArgument: screened, and the head is sharded.
+        InvalidArgument: screened with a sharded head.
     """
 
-    def __init__(self, head: Head, screened: bool = False):
+    def __init__(self, head: Head, screened: bool = False, noise: str = "auto"):
         self._head, self._whole = head, isinstance(head.weight, Tensor)
-        self._noise, self._copy = "token" if screened else "auto", None
+        self._noise, self._copy = "token" if screened else noise, None
         self._no_seed: Tensor | None = None
         if screened:
             if not isinstance(head.weight, Tensor):
                 raise InvalidArgument(
-                    f"{SCREENED}: expected a whole LM head; got a VocabShard. {FLASH_SAMPLE} "
-                    "takes it"
+                    f"{SCREENED}: expected a whole LM head; got a VocabShard. Use {FLASH_SAMPLE}"
                 )
             self._copy = prepare_head(head.weight)
         self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
-        self.able = WHOLE_ABLE if self._whole else SHARD_ABLE
+        self.supported = WHOLE_HEAD_NEEDS if self._whole else SHARDED_HEAD_NEEDS
 
     def refresh(self) -> None:
         if self._copy is not None:
@@ -214,14 +225,14 @@ class FlashSampleDraw:
     def screens(self, B: int, largest_k: int) -> bool:
         if self._copy is None:
             return False
-        hidden = self._copy.weight[:1].expand(B, -1)  # of which only the shape is read
+        hidden = self._copy.weight[:1].expand(B, -1)  # only its shape is read
         configs, _ = self._copy.choice(hidden, self._head.vocab_size, largest_k)
         return configs is not None
 
     def greedy(self, hidden: Tensor) -> Tensor:
-        """int64 [B]: the likeliest token of each row of hidden [B, D]; 0 where there is none.
+        """Return the most likely token of each row of hidden [B, D], int64 [B], or 0.
 
-        The host does not wait: what captures it in a CUDA graph has called it before.
+        The host does not wait. Call it once before a CUDA graph captures it.
         """
         if self._no_seed is None:
             self._no_seed = torch.zeros(1, dtype=torch.int64, device=hidden.device)
@@ -237,8 +248,8 @@ class FlashSampleDraw:
         return drawn.tokens.clamp(min=0)
 
     def __call__(self, rows: Rows) -> DrawResult:
-        weight, asked = self._head.weight, rows.asked
-        same: dict[str, Any] = {
+        weight, logprobs = self._head.weight, rows.logprobs
+        options: dict[str, Any] = {
             "temperature": rows.temperature,
             "bias": rows.bias,
             "mask": rows.mask,
@@ -247,17 +258,17 @@ class FlashSampleDraw:
             "soft_cap": self._head.soft_cap,
             "vocab_size": self._head.vocab_size if self._whole else None,
             "noise": self._noise,
-            "return_logprob": asked is not None,
-            "return_rank": asked is not None and self._whole,
-            "return_top": 0 if asked is None else asked.top,
+            "return_logprob": logprobs is not None,
+            "return_rank": logprobs is not None and self._whole,
+            "return_top": 0 if logprobs is None else logprobs.top,
         }
         if rows.filters is None and rows.penalties is None:
-            sample = flash_sample(rows.hidden, self._copy or weight, **same)
-            return DrawResult(sample.tokens, self._told(rows, sample))
+            sample = flash_sample(rows.hidden, self._copy or weight, **options)
+            return DrawResult(sample.tokens, self._token_logprobs(rows, sample))
         assert isinstance(weight, Tensor)
-        of_kept = asked is not None and not asked.raw
+        of_kept = logprobs is not None and not logprobs.raw
         top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
-        cut = truncated_sample(
+        filtered = truncated_sample(
             rows.hidden,
             self._copy if rows.screened and self._copy is not None else weight,
             top_k=top_k,
@@ -266,111 +277,91 @@ class FlashSampleDraw:
             penalties=rows.penalties,
             return_kept=of_kept,
             return_kept_logprob=of_kept,
-            logprob_temperature=None if asked is None or of_kept else 1.0,
-            **same,
+            logprob_temperature=None if logprobs is None or of_kept else 1.0,
+            **options,
         )
-        return DrawResult(cut.tokens, self._told(rows, among_kept(cut, rows) if of_kept else cut))
+        reported = kept_logprobs(filtered, rows) if of_kept else filtered
+        return DrawResult(filtered.tokens, self._token_logprobs(rows, reported))
 
-    def _told(self, rows: Rows, sample: Sample | TruncatedSample) -> Told | None:
-        """What a draw tells, in vLLM's form."""
-        if rows.asked is None or sample.logprob is None:
+    def _token_logprobs(self, rows: Rows, sample: Sample | TruncatedSample) -> TokenLogprobs | None:
+        """Convert a sample's log-probabilities to vLLM's layout."""
+        if rows.logprobs is None or sample.logprob is None:
             return None
         tokens, logprob, rank = sample.tokens, sample.logprob, sample.rank
         top, top_logprob = sample.top_tokens, sample.top_logprob
-        if rows.apart is not None:
-            raw = self._apart(rows, tokens[rows.apart])
-            parts = (logprob, rank, top, top_logprob)
-            for part, own in zip(parts, raw, strict=True):
-                if part is not None and own is not None:
-                    part.index_copy_(0, rows.apart, own)
+        if rows.raw_rows is not None:
+            sampled = (logprob, rank, top, top_logprob)
+            raw = self._raw_logprobs(rows, tokens[rows.raw_rows])
+            for values, raw_values in zip(sampled, raw, strict=True):
+                if values is not None and raw_values is not None:
+                    values.index_copy_(0, rows.raw_rows, raw_values)
         ranks = (rows.temperature == 0).long() - 1 if rank is None else rank
         ids, logprobs = tokens.clamp(min=0)[:, None], logprob[:, None]
         if top is not None and top_logprob is not None:
-            ids = torch.cat([ids, named(top)], 1)
+            ids = torch.cat([ids, fill_missing_ids(top)], 1)
             logprobs = torch.cat([logprobs, top_logprob], 1)
-        return Told(ids, logprobs, ranks.long() + 1)
+        return TokenLogprobs(ids, logprobs, ranks.long() + 1)
 
-    def _apart(self, rows: Rows, tokens: Tensor) -> tuple[Tensor | None, ...]:
-        """(log-probability, rank, top tokens, theirs) of drawn tokens [n] by the raw logits."""
-        weight, asked = self._head.weight, rows.asked
-        assert isinstance(weight, Tensor) and rows.apart is not None and asked is not None
-        hidden, mask = rows.hidden[rows.apart], rows.mask
-        same: dict[str, Any] = {
-            "mask": None if mask is None else mask[rows.apart],
+    def _raw_logprobs(self, rows: Rows, tokens: Tensor) -> tuple[Tensor | None, ...]:
+        """Return (log-probability, rank, top tokens, their log-probabilities) by the raw logits.
+
+        Args:
+            tokens: int64 [n], the sampled tokens of rows.raw_rows.
+        """
+        weight, logprobs = self._head.weight, rows.logprobs
+        assert isinstance(weight, Tensor) and rows.raw_rows is not None and logprobs is not None
+        hidden, mask = rows.hidden[rows.raw_rows], rows.mask
+        options: dict[str, Any] = {
+            "mask": None if mask is None else mask[rows.raw_rows],
             "soft_cap": self._head.soft_cap,
             "vocab_size": self._head.vocab_size,
         }
-        found = score(hidden, weight, tokens, return_rank=True, **same)
-        if not asked.top:
-            return found.logprob, found.rank, None, None
-        top = flash_sample(hidden, weight, seed=rows.seed[:1], return_top=asked.top, **same)
-        return found.logprob, found.rank, top.top_tokens, top.top_logprob
+        scored = score(hidden, weight, tokens, return_rank=True, **options)
+        if not logprobs.top:
+            return scored.logprob, scored.rank, None, None
+        top = flash_sample(hidden, weight, seed=rows.seed[:1], return_top=logprobs.top, **options)
+        return scored.logprob, scored.rank, top.top_tokens, top.top_logprob
 
 
-def among_kept(cut: TruncatedSample, rows: Rows) -> TruncatedSample:
-    """The log-probabilities of a draw over what the filters keep; of a greedy row over all."""
-    assert cut.logprob is not None and cut.kept_logprob is not None and cut.kept is not None
+def kept_logprobs(sample: TruncatedSample, rows: Rows) -> TruncatedSample:
+    """Renormalize log-probabilities to the tokens that the filters keep; not of greedy rows."""
+    assert sample.logprob is not None and sample.kept_logprob is not None
+    assert sample.kept is not None
     greedy = rows.temperature == 0
-    shift = (cut.kept_logprob - cut.logprob).masked_fill(greedy, 0.0)
-    top = cut.top_logprob
+    shift = (sample.kept_logprob - sample.logprob).masked_fill(greedy, 0.0)
+    top = sample.top_logprob
     if top is not None:
-        place = torch.arange(top.shape[1], device=top.device)
-        gone = (place >= cut.kept[:, None]) & ~greedy[:, None]
-        top = (top + shift[:, None]).masked_fill(gone, -torch.inf)
-    return cut._replace(logprob=torch.where(greedy, cut.logprob, cut.kept_logprob), top_logprob=top)
+        index = torch.arange(top.shape[1], device=top.device)
+        removed = (index >= sample.kept[:, None]) & ~greedy[:, None]
+        top = (top + shift[:, None]).masked_fill(removed, -torch.inf)
+    logprob = torch.where(greedy, sample.logprob, sample.kept_logprob)
+    return sample._replace(logprob=logprob, top_logprob=top)
 
 
-def named(tokens: Tensor) -> Tensor:
-    """Tokens int64 [B, n], with ids that are not among them in place of -1.
+def fill_missing_ids(tokens: Tensor) -> Tensor:
+    """Replace each -1 in tokens int64 [B, n] by an id that is not in its row.
 
-    Where there is a -1, all tokens but those of the row are forbidden; vLLM names some of them.
+    A row has a -1 if fewer than n tokens are allowed. vLLM then lists forbidden tokens, too.
     """
     n = tokens.shape[1]
     ids = torch.arange(2 * n, device=tokens.device)
-    taken = (tokens[:, :, None] == ids).any(1)
-    return torch.where(tokens < 0, taken.int().argsort(dim=1, stable=True)[:, :n], tokens)
-
-
-def history(prompt_bits: Tensor, counts: Tensor, capacity: int) -> TokenHistory:
-    """A history of rows whose tokens are marked: nobody waits for the GPU.
-
-    Args:
-        prompt_bits: int32 [B, V / 32 or more], token v of the prompt in bit v % 32 of word v // 32.
-        counts: int32 [B, V], of each token in the output.
-        capacity: distinct tokens of a row, at most; no row may have more.
-    """
-    B, V = counts.shape
-    tokens = torch.arange(V, device=counts.device)
-    bits = prompt_bits[:, tokens // 32] >> (tokens % 32).to(torch.int32)
-    seen = (bits & 1).bool() | (counts > 0)
-    places = seen.cumsum(1)
-    made = TokenHistory(B, capacity, counts.device)
-    # Places from 1; what is not seen goes to place 0, which is cut off.
-    target = torch.where(seen, places, 0)
-    for field, values in (
-        (made.tokens, tokens.to(torch.int32).expand(B, V)),
-        (made.counts, counts),
-    ):
-        wide = torch.zeros(B, capacity + 1, dtype=torch.int32, device=counts.device)
-        field.copy_(wide.scatter_(1, target, values)[:, 1:])
-    made.lengths.copy_(places[:, -1])
-    return made
+    used = (tokens[:, :, None] == ids).any(1)
+    return torch.where(tokens < 0, used.int().argsort(dim=1, stable=True)[:, :n], tokens)
 
 
 class ProviderDraw:
-    """See Draw. A sampler as `fsbench run` builds it, for comparison: rows at T = 1 and no more.
+    """Draw with a sampler as `fsbench run` builds it, for comparison: rows at T = 1 only.
 
     Raises:
         InvalidArgument: the head is sharded or has a soft cap, which a Problem does not describe.
     """
 
-    able, extra_bytes = Need(0), 0
+    supported, extra_bytes = Need(0), 0
 
     def __init__(self, provider: Provider, head: Head):
         if not isinstance(head.weight, torch.Tensor) or head.soft_cap is not None:
             raise InvalidArgument(
-                f"{provider.name}: expected a whole LM head without a soft cap; only "
-                f"{FLASH_SAMPLE} takes others"
+                f"{provider.name}: expected a whole LM head without a soft cap. Use {FLASH_SAMPLE}"
             )
         self._provider = provider
         self._weight = head.weight[: head.vocab_size]
@@ -384,7 +375,7 @@ class ProviderDraw:
         return False
 
     def refresh(self) -> None:
-        """See HeadDraw. What a rival makes of a weight when it is built stays as it was."""
+        """Do nothing: data that a sampler derives from the weight is not made again."""
 
     def _build(self, B: int) -> Launch:
         V, D = self._weight.shape

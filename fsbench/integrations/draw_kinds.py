@@ -1,4 +1,4 @@
-"""Kinds of draws: all that a plug-in launches, so that it can be compiled before it is served."""
+"""Kinds of draws: every call that the plug-in makes, so that its kernels can be compiled ahead."""
 
 from __future__ import annotations
 
@@ -8,82 +8,86 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw, LogprobRequest, Rows, history
+from fsbench.integrations.draw import Draw, LogprobRequest, Rows
 from fsbench.integrations.routing import MOST_LOGPROBS, Need
-from fsbench.kernels import Penalties
+from fsbench.kernels import Penalties, TokenHistory
 
 SIZES = (1, 2, 3, 5, 9, 17, 33, 64, 65, 129, 193, 257, 513, 769)
-"""Batch sizes whose kernels are those of all batch sizes; a test compares them with all."""
+"""Batch sizes whose kernels cover those of all batch sizes, which a test checks."""
 
-_TOP_K = 20  # of rows with filters; the kernels depend on it by Draw.screens alone
+_TOP_K = 20  # of rows with filters; only Draw.screens makes kernels depend on it
 
 
 class DrawKind(NamedTuple):
-    """Everything but the number of rows that decides the kernels of a draw; fields as in Rows."""
+    """The properties of rows that decide the kernels of a draw, but for their number.
+
+    Fields are named as in Rows.
+    """
 
     filters: bool = False
-    asked: LogprobRequest | None = None
+    logprobs: LogprobRequest | None = None
     screened: bool = False
     bias: bool = False
     mask: bool = False
     penalties: bool = False
-    apart: bool = False
+    raw_rows: bool = False
 
     @classmethod
-    def of(cls, rows: Rows) -> DrawKind:
+    def from_rows(cls, rows: Rows) -> DrawKind:
         """Return the kind of a draw of these rows."""
         return cls(
             filters=rows.filters is not None,
-            asked=rows.asked,
+            logprobs=rows.logprobs,
             screened=rows.screened,
             bias=rows.bias is not None,
             mask=rows.mask is not None,
             penalties=rows.penalties is not None,
-            apart=rows.apart is not None,
+            raw_rows=rows.raw_rows is not None,
         )
 
     @property
     def is_common(self) -> bool:
-        """Whether most requests are of this kind: plain ones, and those with filters."""
+        """Whether this is a kind of most requests: without options, or with filters alone."""
         return self._replace(filters=False, screened=False) == DrawKind()
 
 
-def served_kinds(able: Need, raw: bool, screens: bool) -> list[DrawKind]:
-    """Return the kinds of draws that routing makes for a sampler, the most common first.
+def served_kinds(supported: Need, raw: bool, screens: bool) -> list[DrawKind]:
+    """Return the kinds of draws that group_rows leads to for a sampler, the most common first.
 
     Args:
-        able: what the sampler can do.
+        supported: what the sampler can do.
         raw: whether the engine reports log-probabilities of the raw logits.
         screens: whether filters may come from a screened head.
     """
-    kinds = [DrawKind()]
-    if able & Need.FILTER:
-        kinds.append(DrawKind(filters=True))
+    served = [DrawKind()]
+    if supported & Need.FILTER:
+        served.append(DrawKind(filters=True))
         if screens:
-            kinds.append(DrawKind(filters=True, screened=True))
-    asked: list[LogprobRequest | None] = [None]
-    if able & Need.LOGPROB:
-        asked.append(LogprobRequest(0, raw))
-        if able & Need.TOP_LOGPROBS:
-            asked.append(LogprobRequest(MOST_LOGPROBS, raw))
-    for mask in (False, True) if able & Need.MASK else (False,):
-        for bias in (False, True) if able & Need.BIAS else (False,):
+            served.append(DrawKind(filters=True, screened=True))
+    logprobs: list[LogprobRequest | None] = [None]
+    if supported & Need.LOGPROB:
+        logprobs.append(LogprobRequest(0, raw))
+        if supported & Need.TOP_LOGPROBS:
+            logprobs.append(LogprobRequest(MOST_LOGPROBS, raw))
+    for mask in (False, True) if supported & Need.MASK else (False,):
+        for bias in (False, True) if supported & Need.BIAS else (False,):
             kind = DrawKind(mask=mask, bias=bias)
-            kinds += [kind._replace(asked=each) for each in asked]
-            if not able & Need.FILTER:
+            served += [kind._replace(logprobs=each) for each in logprobs]
+            if not supported & Need.FILTER:
                 continue
             kind = kind._replace(filters=True)
-            kinds += [kind._replace(asked=each) for each in asked]
+            served += [kind._replace(logprobs=each) for each in logprobs]
             if raw and bias:
-                kinds += [kind._replace(asked=each, apart=True) for each in asked if each]
+                served += [kind._replace(logprobs=each, raw_rows=True) for each in logprobs if each]
             if screens:
-                kinds.append(kind._replace(screened=True))
-            if able & Need.REPETITION:
+                served.append(kind._replace(screened=True))
+            if supported & Need.REPETITION:
                 kind = kind._replace(penalties=True)
-                kinds += [
-                    kind._replace(asked=each, apart=each is not None and raw) for each in asked
+                served += [
+                    kind._replace(logprobs=each, raw_rows=each is not None and raw)
+                    for each in logprobs
                 ]
-    return list(dict.fromkeys(kinds))
+    return list(dict.fromkeys(served))
 
 
 def example_rows(kind: DrawKind, hidden: Tensor, V: int) -> Rows:
@@ -98,9 +102,8 @@ def example_rows(kind: DrawKind, hidden: Tensor, V: int) -> Rows:
         top_k = torch.full((B,), _TOP_K, dtype=torch.int32, device=device)
         filters = top_k, torch.full_like(ones, 0.95), make(B)
     if kind.penalties:
-        empty = partial(make, dtype=torch.int32)
         penalties = Penalties(
-            history(empty(B, words), empty(B, V), _TOP_K),
+            TokenHistory(B, _TOP_K, device),
             repetition=ones.clone(),
             presence=make(B),
             frequency=make(B),
@@ -114,18 +117,18 @@ def example_rows(kind: DrawKind, hidden: Tensor, V: int) -> Rows:
         bias=make(B, V) if kind.bias else None,
         mask=make(B, words, dtype=torch.int32) - 1 if kind.mask else None,
         penalties=penalties,
-        asked=kind.asked,
-        apart=torch.arange(B, device=device) if kind.apart else None,
+        logprobs=kind.logprobs,
+        raw_rows=torch.arange(B, device=device) if kind.raw_rows else None,
         screened=kind.screened,
     )
 
 
 def warm(draw: Draw, kind: DrawKind, hidden: Tensor, V: int) -> None:
-    """Draw rows of a kind once at each batch size up to that of hidden [*, D] that has its kernels.
+    """Draw rows of a kind once at each of SIZES, so that later draws compile and load nothing.
 
-    So a later draw of this kind compiles nothing and loads nothing, whatever its batch size.
+    Args:
+        hidden: [B, D]; B is the largest batch.
     """
-    most = len(hidden)
-    for B in sorted({size for size in (*SIZES, most) if size <= most}, reverse=True):
+    for B in sorted({size for size in (*SIZES, len(hidden)) if size <= len(hidden)}, reverse=True):
         if not kind.screened or draw.screens(B, _TOP_K):
             draw(example_rows(kind, hidden[:B], V))

@@ -1,6 +1,6 @@
-"""The entry point of vLLM's plug-in. It imports nothing that could fail.
+"""Entry point of vLLM's plug-in. It imports nothing that could fail.
 
-vLLM logs an error on importing a plug-in and goes on without it; one that register raises stops it.
+vLLM ignores a plug-in that cannot be imported, and stops if `register` raises.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from fsbench import integrations
 
 
 def register() -> None:
-    """See fsbench.integrations.vllm.register. Nothing is imported unless it is switched on."""
+    """Call fsbench.integrations.vllm.register if the plug-in is switched on."""
     if os.environ.get("FSBENCH_VLLM") or os.environ.get("FSBENCH_VLLM_MARKS") == "1":
         integrations.vllm.register()

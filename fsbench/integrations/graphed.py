@@ -1,4 +1,4 @@
-"""A draw as CUDA graphs beside the engine's own: its thread pays for a replay, not for a launch."""
+"""Replay draws as CUDA graphs, so that the engine's thread pays for a replay, not for launches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw, DrawResult, Rows, Told
+from fsbench.integrations.draw import Draw, DrawResult, Rows, TokenLogprobs
 from fsbench.integrations.draw_kinds import DrawKind
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
@@ -18,10 +18,10 @@ _LOG = logging.getLogger("vllm.fsbench")
 
 
 class Graph(NamedTuple):
-    """A captured draw. bytes: what the device has less of since."""
+    """A captured draw. bytes: the device memory that it takes."""
 
     replay: Callable[[], None]
-    drawn: DrawResult
+    result: DrawResult
     bytes: int
 
 
@@ -29,30 +29,31 @@ Capture = Callable[[Callable[[], DrawResult]], Graph]
 
 
 class GraphedDraw:
-    """See Draw. A graph for each kind and each of some batch sizes; others fill up to the next.
+    """A Draw with one graph for each kind and graph size; batches are padded to the next size.
 
-    The rows that fill up are greedy ones of the first row's hidden state: they cost least, and no
-    screen has to compute one in full. `capture_all` makes one kind's graphs; of other kinds each is
-    made when it is first used. Drawn without a graph: rows with a bias, a mask or penalties,
-    batches larger than all sizes, and what could not be captured.
+    Padding rows are greedy with the first row's hidden state: they cost least, and the screened
+    head never computes one in full. `capture_all` captures the graphs of one kind; those of other
+    kinds are captured when they are first used. Rows with a bias, a mask or penalties, batches
+    larger than all sizes, and draws whose capture failed are drawn without a graph.
+
+    A call overwrites the result of the call before. Temperature, seed and filters are copied only
+    if their tensors differ from the last call's, so a tensor that is passed again must be
+    unchanged.
 
     Args:
-        draw: what is captured. It must not wait for the GPU.
-        rows: of the largest graph.
-        like: a tensor of the dtype and on the device of hidden, [*, D].
+        draw: the draw to capture. It must not wait for the GPU.
+        max_rows: rows of the largest graph.
+        like: a tensor [*, D] with the dtype and device of hidden.
         V: tokens of the vocabulary; filters are off at top_k = V.
-        lazily: whether graphs may be made later; not where ranks have to make them together.
-        budget: bytes of the device that graphs may take.
-        capture: makes a graph of a draw.
-
-    What is drawn is overwritten by the next call. Temperature, seed and filters are copied if they
-    are other tensors than in the last call, so those that are passed again must be unchanged.
+        lazily: whether graphs may be captured later. Ranks have to capture together, so not there.
+        budget: device memory in bytes that graphs may take.
+        capture: captures a draw as a graph.
     """
 
     def __init__(
         self,
         draw: Draw,
-        rows: int,
+        max_rows: int,
         like: Tensor,
         V: int,
         *,
@@ -60,31 +61,31 @@ class GraphedDraw:
         budget: int = 2 << 30,
         capture: Capture | None = None,
     ):
-        self._draw, self.able = draw, draw.able
-        self._sizes = sizes_up_to(rows)
-        self._lazily, self._left = lazily, budget
+        self._draw, self.supported = draw, draw.supported
+        self._sizes = sizes_up_to(max_rows)
+        self._lazily, self._budget = lazily, budget
         self._capture = capture or cuda_capture(like.device)
         device = like.device
-        ones = like.new_ones(rows, dtype=torch.float32)
-        counters = torch.arange(rows, device=device)
+        ones = like.new_ones(max_rows, dtype=torch.float32)
+        counters = torch.arange(max_rows, device=device)
         self._rows = Rows(
-            torch.zeros(rows, like.shape[1], dtype=like.dtype, device=device),
+            torch.zeros(max_rows, like.shape[1], dtype=like.dtype, device=device),
             ones,
             counters.clone(),
             counters.clone(),
         )
         self._filters = (
-            torch.full((rows,), V, dtype=torch.int32, device=device),
+            torch.full((max_rows,), V, dtype=torch.int32, device=device),
             ones.clone(),
             torch.zeros_like(ones),
         )
-        self._given: list[Tensor] = []
+        self._copied: list[Tensor] = []  # the caller's tensors that were copied last
         self._graphs: dict[tuple[DrawKind, int], Graph | None] = {}
 
     def capture_all(self, kind: DrawKind) -> None:
-        """Make the graphs of a kind, the largest first, so that the others fit into its memory."""
-        for B in reversed(self._sizes):
-            self._make(kind, B)
+        """Capture the graphs of a kind, the largest first, so that the others fit its memory."""
+        for size in reversed(self._sizes):
+            self._capture_graph(kind, size)
 
     def screens(self, B: int, largest_k: int) -> bool:
         return self._draw.screens(self._size(B) or B, largest_k)
@@ -95,65 +96,67 @@ class GraphedDraw:
         eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
         if eager or size is None:
             return self._draw(rows)
-        kind = DrawKind.of(rows)
+        kind = DrawKind.from_rows(rows)
         if (kind, size) not in self._graphs and self._lazily:
-            self._make(kind, size)
+            self._capture_graph(kind, size)
         graph = self._graphs.get((kind, size))
         if graph is None:
             return self._draw(rows)
-        self._fill(rows, size)
+        self._copy_inputs(rows, size)
         graph.replay()
-        tokens, told = graph.drawn
-        return DrawResult(tokens[:B], None if told is None else Told(*(each[:B] for each in told)))
+        tokens, logprobs = graph.result
+        if logprobs is not None:
+            logprobs = TokenLogprobs(*(each[:B] for each in logprobs))
+        return DrawResult(tokens[:B], logprobs)
 
     def _size(self, B: int) -> int | None:
-        """Rows of the graphs that B rows take, or None if there are too many for one."""
-        place = bisect_left(self._sizes, B)
-        return self._sizes[place] if place < len(self._sizes) else None
+        """Return the smallest graph size for B rows, or None."""
+        index = bisect_left(self._sizes, B)
+        return self._sizes[index] if index < len(self._sizes) else None
 
-    def _fill(self, rows: Rows, size: int) -> None:
+    def _copy_inputs(self, rows: Rows, size: int) -> None:
         B = len(rows.hidden)
         self._rows.hidden[:B].copy_(rows.hidden)
         self._rows.offset[:B].copy_(rows.offset)
-        given = [rows.temperature, rows.seed, *(rows.filters or ())]
-        kept = self._given[: len(given)]
-        if len(kept) == len(given) and all(a is b for a, b in zip(given, kept, strict=True)):
+        inputs = [rows.temperature, rows.seed, *(rows.filters or ())]
+        copied = self._copied[: len(inputs)]
+        if len(copied) == len(inputs) and all(a is b for a, b in zip(inputs, copied, strict=True)):
             return
-        own = [self._rows.temperature, self._rows.seed, *self._filters]
-        for mine, theirs in zip(own, given, strict=False):
-            mine[:B].copy_(theirs)
+        buffers = [self._rows.temperature, self._rows.seed, *self._filters]
+        for buffer, values in zip(buffers, inputs, strict=False):
+            buffer[:B].copy_(values)
         if size > B:  # zeros, or a NaN of an earlier batch, would be computed in full
             self._rows.hidden[B:size].copy_(rows.hidden[:1])
             self._rows.temperature[B:size].zero_()
-        self._given = given  # kept, so that no other tensor can pass for them
+        self._copied = inputs  # a reference keeps `is` from matching a new tensor at an old address
 
-    def _make(self, kind: DrawKind, B: int) -> None:
-        """Capture one graph, or remember that there is none."""
+    def _capture_graph(self, kind: DrawKind, B: int) -> None:
+        """Capture one graph, or store None if that fails or memory has run out."""
         hidden, temperature, seed, offset, *_ = self._rows
         top_k, top_p, min_p = self._filters
         rows = Rows(
             *(hidden[:B], temperature[:B], seed[:B], offset[:B]),
             filters=(top_k[:B], top_p[:B], min_p[:B]) if kind.filters else None,
-            asked=kind.asked,
+            logprobs=kind.logprobs,
             screened=kind.screened,
         )
         graph = None
-        if self._left > 0:
+        if self._budget > 0:
             try:
                 graph = self._capture(lambda: self._draw(rows))
-            except RuntimeError as error:  # no memory, or what cannot be captured: requests go on
+            except RuntimeError as error:  # out of memory, or not capturable: requests go on
                 _LOG.warning(
                     "fsbench: no graph of %d rows (%s), drawing without: %s", B, kind, error
                 )
             else:
-                self._left -= graph.bytes
-                if self._left <= 0:
-                    _LOG.warning("fsbench: graphs have taken all their memory; no more are made")
+                self._budget -= graph.bytes
+                if self._budget <= 0:
+                    _LOG.warning("fsbench: graphs have used their memory; no more are captured")
         self._graphs[kind, B] = graph
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """Captures on this device, all into one pool of memory."""
+    """Return a function that captures draws on this device into one memory pool."""
     if device.type != "cuda":
         return lambda draw: Graph(lambda: None, draw(), 0)
     pool: Any = torch.cuda.graph_pool_handle()
@@ -165,15 +168,15 @@ def cuda_capture(device: torch.device) -> Capture:
                 draw()
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            # Other threads of the engine may go on with what a capture would not allow them.
+            # Other threads of the engine may make calls that a global capture would forbid.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                drawn = draw()
-        return Graph(graph.replay, drawn, max(0, free - torch.cuda.mem_get_info(device)[0]))
+                result = draw()
+        return Graph(graph.replay, result, max(0, free - torch.cuda.mem_get_info(device)[0]))
 
     return capture
 
 
 def sizes_up_to(rows: int) -> list[int]:
-    """1, 2, 4, multiples of 8 up to 64, of 16 up to 256, of 64 above, and `rows` itself."""
+    """Return 1, 2, 4, multiples of 8 to 64, of 16 to 256, of 64 above, and `rows` itself."""
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, rows, 64), rows}
     return sorted(size for size in sizes if size <= rows)

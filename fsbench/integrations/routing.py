@@ -1,4 +1,4 @@
-"""Which rows of a batch are drawn together, by whom, and which are left to the engine."""
+"""Decide which rows of a batch are drawn together, by which sampler, and which the engine draws."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 
 
 class Need(IntFlag):
-    """What a request asks of a sampler beyond a draw at T = 1. It never changes with the batch."""
+    """A feature that a request needs beyond a draw at T = 1. Its batch never changes it."""
 
     TEMPERATURE = auto()  # other than 1; greedy is 0
     MASK = auto()  # a grammar's bits
-    BIAS = auto()  # what adds to logits or forbids tokens, at rows of the request's own
+    BIAS = auto()  # added to logits, or forbids tokens; per request
     FILTER = auto()  # top-k, top-p, min-p
     REPETITION = auto()  # a penalty that depends on the sign of a logit
     LOGPROB = auto()  # of the sampled token
-    OTHER_LOGPROB = auto()  # in another distribution than that which is drawn from
-    TOP_LOGPROBS = auto()  # of up to MOST_LOGPROBS of the likeliest tokens, too
-    MORE_LOGPROBS = auto()  # of more of them, or of given tokens: those are told by the engine
+    OTHER_LOGPROB = auto()  # in another distribution than the sampled one
+    TOP_LOGPROBS = auto()  # also of up to MOST_LOGPROBS of the most likely tokens
+    MORE_LOGPROBS = auto()  # of more tokens, or of specified ones: the engine computes these
     LOGITS = auto()  # in place of log-probabilities
 
 
 MOST_LOGPROBS = 20
-"""Of so many tokens a draw can tell log-probabilities."""
+"""Largest number of most likely tokens whose log-probabilities a draw returns."""
 
 REASONS = {
     Need.TEMPERATURE: "temperature",
@@ -38,16 +38,18 @@ REASONS = {
     Need.MORE_LOGPROBS: "many logprobs",
     Need.LOGITS: "logits",
 }
-"""Need -> how counters call it."""
+"""Need -> its name in the counters."""
 
-SHARD_ABLE = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
-"""What flash_sample can do over one rank's rows of an LM head."""
-WHOLE_ABLE = SHARD_ABLE | Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
-"""What flash_sample and truncated_sample can do over a whole LM head."""
+SHARDED_HEAD_NEEDS = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
+"""Needs that flash_sample meets over one rank's rows of an LM head."""
+WHOLE_HEAD_NEEDS = (
+    SHARDED_HEAD_NEEDS | Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+)
+"""Needs that flash_sample and truncated_sample meet over a whole LM head."""
 
 
-class Way(Enum):
-    """Who draws a row."""
+class Route(Enum):
+    """The sampler of a row."""
 
     FUSED = "flash_sample"
     FILTERED = "truncated_sample"
@@ -57,71 +59,84 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of a batch that are drawn together. rows: numbers in the batch, ascending."""
+    """Rows of a batch that are drawn together. rows: int64 indices into the batch, ascending."""
 
-    way: Way
+    route: Route
     rows: np.ndarray
 
 
-def route(needs: np.ndarray, able: Need) -> list[Group]:
-    """The groups of a batch, each row in one of them. needs: Need of each row, int [B].
+def group_rows(needs: np.ndarray, supported: Need) -> list[Group]:
+    """Assign each row of a batch to a group.
 
-    able: what the sampler can do. Each row is decided for itself; the first line that fits counts:
+    The first line that matches decides:
 
-        the row needs                          it is drawn by
-        something that `able` lacks            ENGINE
+        the row needs                          its route
+        something that is not supported        ENGINE
         a repetition penalty                   PENALIZED
         top-k, top-p or min-p                  FILTERED
-        log-probabilities of what is not       FILTERED
-          drawn from
+        log-probabilities in another           FILTERED
+          distribution than the sampled one
         anything else, or nothing              FILTERED if the batch has a row there, else FUSED
 
     FUSED and FILTERED draw the same token for a row without a filter, so the last line saves a pass
-    over the LM head and changes nothing. A request's token depends on no other request.
+    over the LM head and changes no token. A request's token depends on no other request.
+
+    Args:
+        needs: int [B], the Need of each row.
+        supported: what the sampler can do.
     """
-    fused, filtered, penalized, engine = range(4)  # in the order of Way
-    ways = np.full(len(needs), fused)
-    ways[needs & (Need.FILTER | Need.OTHER_LOGPROB) != 0] = filtered
-    ways[needs & Need.REPETITION != 0] = penalized
-    ways[needs & ~np.int64(able) != 0] = engine
-    if (ways == filtered).any():
-        ways[ways == fused] = filtered
-    rows = [np.flatnonzero(ways == number) for number in range(4)]
-    return [Group(way, mine) for way, mine in zip(Way, rows, strict=True) if len(mine)]
+    fused, filtered, penalized, engine = range(4)  # in the order of Route
+    routes = np.full(len(needs), fused)
+    routes[needs & (Need.FILTER | Need.OTHER_LOGPROB) != 0] = filtered
+    routes[needs & Need.REPETITION != 0] = penalized
+    routes[needs & ~np.int64(supported) != 0] = engine
+    if (routes == filtered).any():
+        routes[routes == fused] = filtered
+    rows = [np.flatnonzero(routes == number) for number in range(4)]
+    return [
+        Group(route, members) for route, members in zip(Route, rows, strict=True) if len(members)
+    ]
 
 
-def shared_out(needs: np.ndarray, able: Need) -> np.ndarray:
-    """The needs, with log-probabilities that a draw cannot tell left to the engine if it can."""
-    if Need.TOP_LOGPROBS in able or Need.MORE_LOGPROBS not in able:
+def delegate_logprobs(needs: np.ndarray, supported: Need) -> np.ndarray:
+    """Replace TOP_LOGPROBS by MORE_LOGPROBS, which the engine computes, if only that is supported.
+
+    Args:
+        needs: int64 [B], the Need of each row.
+    """
+    if Need.TOP_LOGPROBS in supported or Need.MORE_LOGPROBS not in supported:
         return needs
-    rest = needs & ~np.int64(Need.TOP_LOGPROBS)
-    return np.where(needs == rest, needs, rest | Need.MORE_LOGPROBS)
+    others = needs & ~np.int64(Need.TOP_LOGPROBS)
+    return np.where(needs == others, needs, others | Need.MORE_LOGPROBS)
 
 
-def reason(need: int, able: Need) -> str:
-    """Why a row is left to the engine: the last of its needs that `able` lacks."""
-    return REASONS[Need(1 << (int(need) & ~int(able)).bit_length() - 1)]
+def reason(need: int, supported: Need) -> str:
+    """Return why a row is left to the engine: the last of its needs that is not supported."""
+    return REASONS[Need(1 << (int(need) & ~int(supported)).bit_length() - 1)]
 
 
 def logprob_needs(
-    needs: np.ndarray, temperature: np.ndarray, asked: np.ndarray, mode: str
+    needs: np.ndarray, temperature: np.ndarray, num_logprobs: np.ndarray, mode: str
 ) -> np.ndarray:
-    """What log-probabilities add to the needs of each row, int [B].
+    """Return what log-probabilities add to the needs of each row, int [B].
 
-    asked: -1 none, 0 those of the sampled token, above also of as many others, the likeliest.
-    mode: vLLM's logprobs_mode:
+    Args:
+        needs: int [B], the other needs of each row.
+        temperature: fp32 [B].
+        num_logprobs: int [B]; -1 is none, 0 the sampled token alone, n > 0 also the n most likely.
+        mode: vLLM's logprobs_mode.
 
-        raw_logprobs        of softmax(logits) after a grammar's mask, before all else; what is
-                            drawn from is that at T = 1, or 0, without other needs
-        processed_logprobs  of what is drawn from, at T = 1 if T is 0
-        any other mode      no log-probabilities, but logits
+            raw_logprobs        of softmax(logits) after a grammar's mask and before anything else:
+                                the sampled distribution at T = 1 or 0, without other needs
+            processed_logprobs  of the sampled distribution, at T = 1 if T is 0
+            any other mode      logits in place of log-probabilities
     """
     changed = Need.FILTER | Need.REPETITION | Need.BIAS
-    same = (needs & changed == 0) & ((temperature == 0) | (temperature == 1))
-    found = np.full(len(needs), Need.LOGPROB)
+    unchanged = (needs & changed == 0) & ((temperature == 0) | (temperature == 1))
+    sampled = np.full(len(needs), Need.LOGPROB)
     if mode == "raw_logprobs":
-        found |= np.where(same, 0, Need.OTHER_LOGPROB)
+        sampled |= np.where(unchanged, 0, Need.OTHER_LOGPROB)
     elif mode != "processed_logprobs":
-        found |= Need.LOGITS
-    others = np.where(asked > MOST_LOGPROBS, Need.MORE_LOGPROBS, Need.TOP_LOGPROBS)
-    return np.select([asked < 0, asked == 0], [0, found], found | others)
+        sampled |= Need.LOGITS
+    others = np.where(num_logprobs > MOST_LOGPROBS, Need.MORE_LOGPROBS, Need.TOP_LOGPROBS)
+    return np.select([num_logprobs < 0, num_logprobs == 0], [0, sampled], sampled | others)

@@ -1,4 +1,4 @@
-"""One model runner's batches: each row is drawn by the plug-in or by vLLM, then put together."""
+"""Sample one model runner's batches: route each row to the plug-in or to vLLM, and join results."""
 
 from __future__ import annotations
 
@@ -12,47 +12,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw, LogprobRequest, Rows, Told
+from fsbench.integrations import vllm_0_26 as adapter
+from fsbench.integrations.draw import Draw, LogprobRequest, Rows, TokenLogprobs
 from fsbench.integrations.draw_kinds import DrawKind
-from fsbench.integrations.routing import MOST_LOGPROBS, Group, Need, Way, reason, route, shared_out
-from fsbench.integrations.vllm_0_26 import Adapter
+from fsbench.integrations.routing import (
+    MOST_LOGPROBS,
+    Group,
+    Need,
+    Route,
+    delegate_logprobs,
+    group_rows,
+    reason,
+)
 from fsbench.integrations.vllm_parts import (
-    NOT_BESIDE_DRAFTS,
+    UNSUPPORTED_WITH_DRAFTS,
     DraftedBatch,
-    Own,
+    EngineSample,
     on_device,
-    part,
-    subset,
+    select_grammar,
+    select_rows,
 )
 
 NOT_COMPILED = "kernels are being compiled"
-"""Reason of rows that are left to vLLM until a process has compiled their kernels."""
+"""Reason of rows that vLLM samples until another process has compiled their kernels."""
 _CHANGES = Need.BIAS | Need.REPETITION
 _LOG = logging.getLogger("vllm.fsbench")
 
+LogprobPart = tuple[Tensor | None, TokenLogprobs, int]
+"""(rows or None for all, their log-probabilities, the first column of these to use)."""
+
 
 class Counts:
-    """Rows that became tokens: `served` by the plug-in, and left to vLLM by reason.
+    """Numbers of rows that became tokens: `served` by the plug-in, `unserved` by reason.
 
-    Of a request with drafts all rows count, also those that no token comes from.
+    With drafts every row counts, also those whose token is rejected.
     """
 
     def __init__(self) -> None:
         self.served = 0
-        self.left: Counter[str] = Counter()
+        self.unserved: Counter[str] = Counter()
 
     def as_dict(self) -> dict[str, Any]:
-        return {"served": self.served, "left": dict(self.left)}
+        return {"served": self.served, "left": dict(self.unserved)}
 
     def log(self) -> None:
-        """One line, if there was a token."""
-        left = ", ".join(f"{number} {reason}" for reason, number in self.left.most_common())
-        if self.served or left:
-            _LOG.info("fsbench: served %d tokens; left to vLLM: %s", self.served, left or "none")
+        """Log one line, if there was a token."""
+        unserved = ", ".join(f"{number} {reason}" for reason, number in self.unserved.most_common())
+        if self.served or unserved:
+            _LOG.info(
+                "fsbench: served %d tokens; left to vLLM: %s", self.served, unserved or "none"
+            )
 
 
 class Settings(NamedTuple):
-    """Of a group: the slots of its requests, and what they ask for, all [n]; screened: see Rows."""
+    """Settings of a group's requests, tensors [n]; screened: as in Rows."""
 
     key: tuple[int, bytes, bytes]
     slots: Tensor
@@ -64,135 +77,151 @@ class Settings(NamedTuple):
 
 @dataclass
 class BatchSampler:
-    """The plug-in's part of one model runner.
+    """The plug-in's sampling for one model runner.
 
-    draw: what draws in place of vLLM, or None: then `lacks` says why, and vLLM draws it all.
-    V: tokens of the vocabulary. generation: requests added so far, which is when settings change.
-    is_ready: whether a kind of draws is compiled; vLLM draws the others.
+    Attributes:
+        draw: samples in place of vLLM; if None, vLLM samples everything, for `disabled_reason`.
+        V: tokens of the vocabulary.
+        generation: incremented when a request is added, since settings change then.
+        is_ready: whether a kind of draws is compiled; vLLM samples the others.
     """
 
-    adapter: Adapter
-    draw: Draw | None
+    draw: Draw | None = None
     V: int = 0
-    lacks: str = ""
+    disabled_reason: str = ""
     generation: int = 0
     is_ready: Callable[[DrawKind], bool] = lambda kind: True
 
     def __post_init__(self) -> None:
         self.counts = Counts()
-        self._settings: dict[Way, Settings] = {}
-        self._indices: dict[Way, tuple[bytes, Tensor]] = {}
+        self._settings: dict[Route, Settings] = {}
+        self._indices: dict[Route, tuple[bytes, Tensor]] = {}
         self._routed: tuple[tuple[int, bytes], np.ndarray, list[Group]] | None = None
 
     def sample(
-        self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Own
+        self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, engine_sample: EngineSample
     ) -> tuple[Any, Tensor, Tensor]:
-        """What GPUModelRunner.sample returns. own: vLLM's, for the rows that are left to it."""
+        """Sample a batch; return what GPUModelRunner.sample returns.
+
+        Args:
+            engine_sample: vLLM's sampling, for the rows that the plug-in does not serve.
+        """
         if self.draw is None:
             complete = self._complete(runner, batch)
             if complete.any():
-                self.counts.left[self.lacks] += int(complete.sum())
-            return own(hidden, batch, grammar)
-        drafted, given, able = None, (batch, grammar), self.draw.able
+                self.counts.unserved[self.disabled_reason] += int(complete.sum())
+            return engine_sample(hidden, batch, grammar)
+        drafted, original, supported = None, (batch, grammar), self.draw.supported
         if runner.speculative_config is not None:
-            able &= ~NOT_BESIDE_DRAFTS
+            supported &= ~UNSUPPORTED_WITH_DRAFTS
         if batch.num_draft_tokens:
             drafted = DraftedBatch(batch, grammar, runner.num_speculative_steps)
             batch, grammar = drafted.batch, drafted.grammar
-        complete = self._complete(runner, batch)
-        needs, groups = self._route(runner, batch, grammar, able)
-        B = batch.num_reqs
-        draws: list[tuple[Group, Tensor | None, Rows | None]] = []  # no rows: vLLM draws them
+        needs, groups = self._route(runner, batch, grammar, supported)
+        # Rows are None where vLLM samples the group.
+        draws: list[tuple[Group, Tensor | None, Rows | None]] = []
         for group in groups:
-            index, rows = self._index(group, B, hidden.device), None
-            if group.way is not Way.ENGINE:
+            index, rows = self._index(group, batch.num_reqs, hidden.device), None
+            if group.route is not Route.ENGINE:
                 rows = self._rows(runner, hidden, batch, grammar, group, needs[group.rows], index)
-                if not self.is_ready(DrawKind.of(rows)):
+                if not self.is_ready(DrawKind.from_rows(rows)):
                     rows = None
             draws.append((group, index, rows))
-            counted = group.rows[complete[group.rows]]
-            if rows is not None:
-                self.counts.served += len(counted)
-            elif group.way is not Way.ENGINE:
-                self.counts.left[NOT_COMPILED] += len(counted)
-            else:
-                for need in needs[counted].tolist():
-                    self.counts.left[reason(need, able)] += 1
+        self._count(draws, needs, self._complete(runner, batch), supported)
         if all(rows is None for _, _, rows in draws):
-            return own(hidden, *given)
+            return engine_sample(hidden, *original)
 
-        tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
-        told: list[tuple[Tensor | None, Told, int]] = []
+        tokens = torch.empty(batch.num_reqs, dtype=torch.int64, device=hidden.device)
+        parts: list[LogprobPart] = []
         width = 1
         if (needs & Need.LOGPROB).any():
-            width += max(0, self.adapter.most_logprobs(runner, batch.idx_mapping_np))
-        more = np.zeros(B, bool)
+            width += max(0, adapter.max_logprobs(runner, batch.idx_mapping_np))
+        more = np.zeros(batch.num_reqs, bool)  # rows with log-probabilities of vLLM's, too
         for group, index, rows in draws:
             if rows is None:
                 assert index is not None
-                grammars = part(grammar, batch, group.rows)
+                selected = select_grammar(grammar, batch, group.rows)
                 if drafted is None:
-                    output = own(hidden, subset(batch, group.rows, index), grammars)[0]
+                    part = select_rows(batch, group.rows, index)
+                    output = engine_sample(hidden, part, selected)[0]
                     tokens[index] = output.sampled_token_ids[:, 0]
                 else:
-                    output = drafted.left(own, hidden, group.rows, grammars)
+                    output = drafted.sample_in_engine(engine_sample, hidden, group.rows, selected)
                     tokens[index] = 0
                 if output.logprobs_tensors is not None:
-                    told.append((index, Told(*output.logprobs_tensors[:3]), 0))
+                    parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 0))
                 continue
-            drawn = self.draw(rows)
-            # An engine cannot feed -1, which is a row without a finite logit.
-            tokens[slice(None) if index is None else index] = drawn.tokens.clamp(min=0)
-            if drawn.told is not None:
-                ids, logprobs, ranks = drawn.told
-                told.append((index, Told(ids[:, :width], logprobs[:, :width], ranks), 0))
+            result = self.draw(rows)
+            # -1 marks a row without a finite logit, and an engine cannot feed it.
+            tokens[slice(None) if index is None else index] = result.tokens.clamp(min=0)
+            if result.logprobs is not None:
+                ids, values, ranks = result.logprobs
+                parts.append((index, TokenLogprobs(ids[:, :width], values[:, :width], ranks), 0))
             more[group.rows] = needs[group.rows] & Need.MORE_LOGPROBS != 0
-        if more.any():  # the token is ours, and what else is told is vLLM's
-            group = Group(Way.ENGINE, np.flatnonzero(more))
-            index = on_device(group.rows, hidden.device)
-            grammars = part(grammar, batch, group.rows)
-            output = own(hidden, subset(batch, group.rows, index), grammars)[0]
-            told.append((index, Told(*output.logprobs_tensors[:3]), 1))
-        together, bounds = joined(tokens, told) if told else None, None
+        if more.any():  # the plug-in samples the token, vLLM the other log-probabilities
+            members = np.flatnonzero(more)
+            index = on_device(members, hidden.device)
+            selected = select_grammar(grammar, batch, members)
+            output = engine_sample(hidden, select_rows(batch, members, index), selected)[0]
+            parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 1))
+        logprobs, bounds = join_logprobs(tokens, parts) if parts else None, None
         if drafted is None:
-            sampled = batch.seq_lens.new_ones(B)
+            sampled = batch.seq_lens.new_ones(batch.num_reqs)
         else:
-            tokens, sampled = drafted.verified(tokens)
-            batch, bounds = drafted.whole, drafted.whole.cu_num_logits_np.tolist()
-        counts = self.adapter.num_sampled(runner, batch, sampled)
-        return self.adapter.output(tokens, together, counts, bounds)
+            tokens, sampled = drafted.verify(tokens)
+            batch, bounds = drafted.original, drafted.original.cu_num_logits_np.tolist()
+        counts = adapter.num_sampled(runner, batch, sampled)
+        return adapter.sampler_output(tokens, logprobs, counts, bounds)
+
+    def _count(
+        self,
+        draws: list[tuple[Group, Tensor | None, Rows | None]],
+        needs: np.ndarray,
+        complete: np.ndarray,
+        supported: Need,
+    ) -> None:
+        """Count the rows whose prompt is complete, by who samples them."""
+        for group, _, rows in draws:
+            members = group.rows[complete[group.rows]]
+            if rows is not None:
+                self.counts.served += len(members)
+            elif group.route is not Route.ENGINE:
+                self.counts.unserved[NOT_COMPILED] += len(members)
+            else:
+                self.counts.unserved.update(reason(need, supported) for need in needs[members])
 
     def _complete(self, runner: Any, batch: Any) -> np.ndarray:
-        """bool [B]: rows whose prompt is complete; tokens of others are discarded."""
+        """Return which rows have a complete prompt, bool [B]; vLLM discards the others' tokens."""
         lengths = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs]
-        full: np.ndarray = lengths >= runner.req_states.prefill_len.np[batch.idx_mapping_np]
-        return full
+        complete: np.ndarray = lengths >= runner.req_states.prefill_len.np[batch.idx_mapping_np]
+        return complete
 
     def _route(
-        self, runner: Any, batch: Any, grammar: Any, able: Need
+        self, runner: Any, batch: Any, grammar: Any, supported: Need
     ) -> tuple[np.ndarray, list[Group]]:
-        """(needs, groups) of a batch; those of the last one, unless requests have changed."""
+        """Return (needs, groups) of a batch, those of the last step if no request has changed."""
         key = (self.generation, batch.idx_mapping_np.tobytes())
         if self._routed is None or self._routed[0] != key:
-            needs = shared_out(self.adapter.needs(runner, batch.idx_mapping_np), able)
-            self._routed = key, needs, route(needs, able)
+            needs = adapter.request_needs(runner, batch.idx_mapping_np)
+            needs = delegate_logprobs(needs, supported)
+            self._routed = key, needs, group_rows(needs, supported)
         _, needs, groups = self._routed
         if grammar is None:
             return needs, groups
         constrained = set(grammar.structured_output_request_ids)
-        masked = [Need.MASK if each in constrained else 0 for each in batch.req_ids]
-        needs = needs | np.array(masked, np.int64)
-        return needs, route(needs, able)
+        masks = [Need.MASK if name in constrained else 0 for name in batch.req_ids]
+        needs = needs | np.array(masks, np.int64)
+        return needs, group_rows(needs, supported)
 
     def _index(self, group: Group, B: int, device: torch.device) -> Tensor | None:
-        """The rows on the device, or None if they are all."""
+        """Return a group's rows on the device, or None if they are the whole batch."""
         if len(group.rows) == B:
             return None
         key = group.rows.tobytes()
-        kept = self._indices.get(group.way)
-        if kept is None or kept[0] != key:
-            kept = self._indices[group.way] = key, on_device(group.rows, device)
-        return kept[1]
+        cached = self._indices.get(group.route)
+        if cached is None or cached[0] != key:
+            cached = self._indices[group.route] = key, on_device(group.rows, device)
+        return cached[1]
 
     def _rows(
         self,
@@ -204,91 +233,96 @@ class BatchSampler:
         needs: np.ndarray,
         index: Tensor | None,
     ) -> Rows:
-        """What the draw gets of a group. needs: of its rows."""
-        settings, n = self._of_group(runner, batch, group, index), len(group.rows)
-        any_of = int(np.bitwise_or.reduce(needs))
+        """Return the inputs of a group's draw. needs: those of its rows."""
+        settings, n = self._group_settings(runner, batch, group, index), len(group.rows)
+        any_need = int(np.bitwise_or.reduce(needs))
         if index is None and batch.num_tokens == batch.num_reqs:  # one token of each, in order
-            mine, offset = hidden[:n], batch.positions[:n]
+            hidden_rows, offset = hidden[:n], batch.positions[:n]
         else:
             last = batch.logits_indices if index is None else batch.logits_indices[index]
-            mine, offset = hidden[last], batch.positions[last]
-        penalized = group.way is Way.PENALIZED
+            hidden_rows, offset = hidden[last], batch.positions[last]
+        penalized = group.route is Route.PENALIZED
         bias = penalties = None
-        if any_of & Need.BIAS:
+        if any_need & Need.BIAS:
             bias = hidden.new_zeros(n, self.V, dtype=torch.float32)
-            part_of = batch if index is None else subset(batch, group.rows, index)
-            self.adapter.add_biases(runner, part_of, bias, not penalized)
+            members = batch if index is None else select_rows(batch, group.rows, index)
+            adapter.add_biases(runner, members, bias, not penalized)
         if penalized:
             lengths = batch.seq_lens_cpu_upper_bound.numpy()[group.rows]
             capacity = min(self.V, 1 << int(lengths.max()).bit_length())
-            penalties = self.adapter.penalties(runner, settings.slots, self.V, capacity)
-        asked = apart = None
-        if any_of & Need.LOGPROB:
+            penalties = adapter.request_penalties(runner, settings.slots, self.V, capacity)
+        logprobs = raw_rows = None
+        if any_need & Need.LOGPROB:
             raw = runner.sampler.logprobs_mode == "raw_logprobs"
-            asked = LogprobRequest(MOST_LOGPROBS if any_of & Need.TOP_LOGPROBS else 0, raw)
+            logprobs = LogprobRequest(MOST_LOGPROBS if any_need & Need.TOP_LOGPROBS else 0, raw)
             changed = (needs & Need.OTHER_LOGPROB != 0) & (needs & _CHANGES != 0)
-            apart = on_device(np.flatnonzero(changed), hidden.device) if changed.any() else None
+            if changed.any():
+                raw_rows = on_device(np.flatnonzero(changed), hidden.device)
         return Rows(
-            mine,
+            hidden_rows,
             settings.temperature,
             settings.seed,
             offset,
-            filters=None if group.way is Way.FUSED else settings.filters,
+            filters=None if group.route is Route.FUSED else settings.filters,
             bias=bias,
-            mask=self._mask(batch, grammar, group, hidden.device) if any_of & Need.MASK else None,
+            mask=self._mask(batch, grammar, group, hidden.device) if any_need & Need.MASK else None,
             penalties=penalties,
-            asked=asked,
-            apart=apart,
-            screened=settings.screened and asked is None,
+            logprobs=logprobs,
+            raw_rows=raw_rows,
+            screened=settings.screened and logprobs is None,
         )
 
-    def _of_group(self, runner: Any, batch: Any, group: Group, index: Tensor | None) -> Settings:
-        """What requests ask for, gathered on the GPU when the batch changes."""
+    def _group_settings(
+        self, runner: Any, batch: Any, group: Group, index: Tensor | None
+    ) -> Settings:
+        """Return the settings of a group, gathered on the GPU only when the batch changes."""
         key = (self.generation, batch.idx_mapping_np.tobytes(), group.rows.tobytes())
-        kept = self._settings.get(group.way)
-        if kept is not None and kept.key == key:
-            return kept
+        cached = self._settings.get(group.route)
+        if cached is not None and cached.key == key:
+            return cached
         slots = batch.idx_mapping.clone() if index is None else batch.idx_mapping[index]
-        temperature, seed, top_k, top_p, min_p = self.adapter.settings(runner, slots)
+        temperature, seed, top_k, top_p, min_p = adapter.settings(runner, slots)
         screened = False
-        if group.way is Way.FILTERED:
+        if group.route is Route.FILTERED:
             assert self.draw is not None
-            largest_k = self.adapter.largest_k(runner, batch.idx_mapping_np[group.rows])
+            largest_k = adapter.largest_k(runner, batch.idx_mapping_np[group.rows])
             screened = self.draw.screens(len(group.rows), largest_k)
-        made = Settings(key, slots, temperature, seed, (top_k, top_p, min_p), screened)
-        self._settings[group.way] = made
-        return made
+        settings = Settings(key, slots, temperature, seed, (top_k, top_p, min_p), screened)
+        self._settings[group.route] = settings
+        return settings
 
     def _mask(self, batch: Any, grammar: Any, group: Group, device: torch.device) -> Tensor:
-        """int32 [n, words]: the grammars' bits; all tokens are allowed to rows without one."""
+        """Return the grammars' masks, int32 [n, words]; rows without one may draw any token."""
         words = -(-self.V // 32)
-        bits = np.full((len(group.rows), words), -1, np.int32)
-        given = dict(
-            zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=True)
-        )
-        for place, row in enumerate(group.rows.tolist()):
-            found = given.get(batch.req_ids[row])
-            if found is not None:
-                bits[place, : len(found)] = found[:words]
-        return on_device(bits, device)
+        masks = np.full((len(group.rows), words), -1, np.int32)
+        ids = grammar.structured_output_request_ids
+        by_request = dict(zip(ids, grammar.grammar_bitmask, strict=True))
+        for mask, row in zip(masks, group.rows, strict=True):
+            bits = by_request.get(batch.req_ids[row])
+            if bits is not None:
+                mask[: len(bits)] = bits[:words]
+        return on_device(masks, device)
 
 
-def joined(tokens: Tensor, parts: list[tuple[Tensor | None, Told, int]]) -> Told:
-    """New tensors of a whole batch. tokens: int64 [B], the drawn ones.
+def join_logprobs(tokens: Tensor, parts: list[LogprobPart]) -> TokenLogprobs:
+    """Join the log-probabilities of groups into new tensors for a whole batch.
 
-    parts: rows, or None for all; what is told of them; and the first column of it that counts, with
-    ranks if that is 0. Behind what is told of a row it has 0 and -inf.
+    Columns that a row did not request are 0 and -inf.
+
+    Args:
+        tokens: int64 [B], the sampled tokens.
+        parts: ranks are taken from the parts whose first column is 0.
     """
     if len(parts) == 1 and parts[0][0] is None:
-        return Told(*(each.clone() for each in parts[0][1]))
-    width = max(each.tokens.shape[1] for _, each, _ in parts)
+        return TokenLogprobs(*(each.clone() for each in parts[0][1]))
+    width = max(part.tokens.shape[1] for _, part, _ in parts)
     ids = torch.nn.functional.pad(tokens[:, None], (0, width - 1))
-    nothing = torch.full_like(ids, -torch.inf, dtype=torch.float32)
-    made = Told(ids, nothing, torch.zeros_like(tokens))
-    for index, each, first in parts:
-        where, n = slice(None) if index is None else index, each.tokens.shape[1]
-        made.tokens[where, first:n] = each.tokens[:, first:].to(torch.int64)
-        made.logprobs[where, first:n] = each.logprobs[:, first:]
+    values = torch.full_like(ids, -torch.inf, dtype=torch.float32)
+    joined = TokenLogprobs(ids, values, torch.zeros_like(tokens))
+    for index, part, first in parts:
+        rows, n = slice(None) if index is None else index, part.tokens.shape[1]
+        joined.tokens[rows, first:n] = part.tokens[:, first:].to(torch.int64)
+        joined.values[rows, first:n] = part.values[:, first:]
         if first == 0:
-            made.ranks[where] = each.ranks.to(torch.int64)
-    return made
+            joined.ranks[rows] = part.ranks.to(torch.int64)
+    return joined

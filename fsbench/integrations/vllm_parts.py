@@ -1,4 +1,4 @@
-"""Parts of a batch of vLLM: some of its rows, and each row of one whose requests have drafts."""
+"""Build vLLM batches from others: some rows of a batch, or one request per row of drafts."""
 
 from __future__ import annotations
 
@@ -13,99 +13,119 @@ from torch import Tensor
 from fsbench.integrations.routing import Need
 from fsbench.kernels import verify_drafts
 
-Own = Callable[[Tensor, Any, Any], tuple[Any, Tensor, Tensor]]
-"""vLLM's own sampling of (hidden states, InputBatch, GrammarOutput or None)."""
+EngineSample = Callable[[Tensor, Any, Any], tuple[Any, Tensor, Tensor]]
+"""vLLM's sampling of (hidden states, InputBatch, GrammarOutput or None)."""
 
-NOT_BESIDE_DRAFTS = Need.REPETITION | Need.MORE_LOGPROBS
-"""What an engine with drafts serves itself: a history ends before the drafts of its own step, and
-vLLM tells further log-probabilities of its own tokens only."""
+UNSUPPORTED_WITH_DRAFTS = Need.REPETITION | Need.MORE_LOGPROBS
+"""Needs that only vLLM meets for rows of drafts: a history ends before the drafts of its step, and
+vLLM computes further log-probabilities only for tokens that it sampled."""
 
 
 class DraftedBatch:
-    """A batch of which requests have drafts, as one with a request for each row of logits.
+    """A batch with drafts, expanded to one request per row of logits.
 
-    A row draws what plain decoding would draw there, if the drafts before it are right: its noise
-    is of the request's seed and of the position that was fed. So a draft is accepted if it is what
-    the row before it draws (docs/guide/speculation.md).
+    A row draws what plain decoding would draw there if the drafts before it are right, because its
+    noise depends only on the request's seed and the position of the token that was fed. A draft is
+    accepted if the row before it draws it (docs/guide/speculation.md).
 
-    batch, grammar: of rows. whole: the batch as it was. steps: drafts of a request, at most.
+    Args:
+        batch: vLLM's InputBatch.
+        grammar: its GrammarOutput, or None.
+        steps: most drafts of a request.
+
+    Attributes:
+        batch, grammar: the expanded ones.
+        original: the batch that was passed.
     """
 
     def __init__(self, batch: Any, grammar: Any, steps: int):
-        self.whole, self._steps = batch, steps
+        self.original, self._steps = batch, steps
         counts = np.diff(batch.cu_num_logits_np)
-        self._owner = owner = np.repeat(np.arange(batch.num_reqs), counts)
-        place = np.arange(len(owner)) - batch.cu_num_logits_np[owner]
-        rows = zip(owner.tolist(), place.tolist(), strict=True)
+        self._request = request = np.repeat(np.arange(batch.num_reqs), counts)
+        place = np.arange(len(request)) - batch.cu_num_logits_np[request]
+        rows = zip(request.tolist(), place.tolist(), strict=True)
         self.batch = replace(
             batch,
-            req_ids=[(batch.req_ids[request], at) for request, at in rows],
-            num_reqs=len(owner),
+            req_ids=[(batch.req_ids[number], index) for number, index in rows],
+            num_reqs=len(request),
             num_draft_tokens=0,
             idx_mapping=batch.expanded_idx_mapping,
-            idx_mapping_np=batch.idx_mapping_np[owner],
-            seq_lens=batch.seq_lens[:1].expand(len(owner)),  # of rows it is not read
-            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(owner)],
+            idx_mapping_np=batch.idx_mapping_np[request],
+            seq_lens=batch.seq_lens[:1].expand(len(request)),  # not read of expanded rows
+            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(request)],
         )
         self.grammar = grammar
         if grammar is not None:  # it has a mask for each row
-            of = dict(zip(batch.req_ids, counts.tolist(), strict=True))
+            num_rows = dict(zip(batch.req_ids, counts.tolist(), strict=True))
             ids = grammar.structured_output_request_ids
-            of_rows = [(each, at) for each in ids for at in range(of[each])]
-            self.grammar = replace(grammar, structured_output_request_ids=of_rows)
-        self._left: list[tuple[Tensor, Any]] = []
+            row_ids = [(name, index) for name in ids for index in range(num_rows[name])]
+            self.grammar = replace(grammar, structured_output_request_ids=row_ids)
+        self._engine_results: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def left(self, own: Own, hidden: Tensor, rows: np.ndarray, grammar: Any) -> Any:
-        """What vLLM makes of the requests of these rows, all of each request's. grammar: theirs."""
-        whole, requests = self.whole, np.unique(self._owner[rows])
+    def sample_in_engine(
+        self, engine_sample: EngineSample, hidden: Tensor, rows: np.ndarray, grammar: Any
+    ) -> Any:
+        """Let vLLM sample and verify some requests; return its SamplerOutput.
+
+        Args:
+            rows: all expanded rows of these requests.
+            grammar: the expanded grammar of these rows, or None.
+        """
+        batch, requests = self.original, np.unique(self._request[rows])
         index = on_device(requests, hidden.device)
-        counts = np.diff(whole.cu_num_logits_np)[requests]
+        counts = np.diff(batch.cu_num_logits_np)[requests]
         bounds = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
         if grammar is not None:
             ids = [request for request, _ in grammar.structured_output_request_ids]
             grammar = replace(grammar, structured_output_request_ids=list(dict.fromkeys(ids)))
-        batch = replace(
-            subset(self.batch, rows, on_device(rows, hidden.device)),
-            req_ids=[whole.req_ids[request] for request in requests],
+        selected = replace(
+            select_rows(self.batch, rows, on_device(rows, hidden.device)),
+            req_ids=[batch.req_ids[request] for request in requests],
             num_reqs=len(requests),
             num_draft_tokens=len(rows) - len(requests),
-            idx_mapping=whole.idx_mapping[index],
-            idx_mapping_np=whole.idx_mapping_np[requests],
-            seq_lens=whole.seq_lens[index],
-            seq_lens_cpu_upper_bound=whole.seq_lens_cpu_upper_bound[torch.from_numpy(requests)],
+            idx_mapping=batch.idx_mapping[index],
+            idx_mapping_np=batch.idx_mapping_np[requests],
+            seq_lens=batch.seq_lens[index],
+            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(requests)],
             cu_num_logits=on_device(bounds, hidden.device),
             cu_num_logits_np=bounds,
         )
-        output, sampled, _ = own(hidden, batch, grammar)
-        self._left.append((index, (output.sampled_token_ids, sampled)))
+        output, sampled, _ = engine_sample(hidden, selected, grammar)
+        self._engine_results.append((index, output.sampled_token_ids, sampled))
         return output
 
-    def verified(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(the tokens that stand, int64 [B, steps + 1]; how many, int32 [B]).
+    def verify(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (accepted tokens int64 [B, steps + 1], their number int32 [B]) of each request.
 
-        tokens: int64 [N], drawn at each row; of requests that were left to vLLM its own stand.
+        Args:
+            tokens: int64 [N], drawn at each row. Requests of sample_in_engine keep vLLM's tokens.
         """
-        batch, bounds = self.whole, self.whole.cu_num_logits.long()
+        batch, bounds = self.original, self.original.cu_num_logits.long()
         rows = bounds[:-1, None] + torch.arange(self._steps + 1, device=tokens.device)
         inside = rows < bounds[1:, None]
         rows = rows.clamp(max=len(tokens) - 1)
         fed = batch.input_ids[batch.logits_indices[rows[:, 1:]]]
-        found = verify_drafts(tokens[rows], fed.where(inside[:, 1:], -1))
-        stand, count = found.tokens.clamp(min=0), (found.num_accepted + 1).int()
-        for index, (theirs, sampled) in self._left:
-            stand[index, : theirs.shape[1]] = theirs
+        verified = verify_drafts(tokens[rows], fed.where(inside[:, 1:], -1))
+        accepted, count = verified.tokens.clamp(min=0), (verified.num_accepted + 1).int()
+        for index, engine_tokens, sampled in self._engine_results:
+            accepted[index, : engine_tokens.shape[1]] = engine_tokens
             count[index] = sampled
-        return stand, count
+        return accepted, count
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device; the host does not wait for it."""
+    """Copy an array to the device without making the host wait."""
     host = torch.from_numpy(values)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
-    """An InputBatch of some rows of one without drafts, as far as sampling reads it."""
+def select_rows(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
+    """Return an InputBatch of some rows of one without drafts, with the fields that sampling reads.
+
+    Args:
+        rows: the rows, on the host.
+        index: the same rows, on the device.
+    """
     return replace(
         batch,
         req_ids=[batch.req_ids[row] for row in rows],
@@ -122,16 +142,16 @@ def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
     )
 
 
-def part(grammar: Any, batch: Any, rows: np.ndarray) -> Any:
-    """The grammars of some rows' requests, or None if they have none."""
+def select_grammar(grammar: Any, batch: Any, rows: np.ndarray) -> Any:
+    """Return the part of a GrammarOutput for some rows of a batch, or None if they have none."""
     if grammar is None:
         return None
-    here = {batch.req_ids[row] for row in rows.tolist()}
-    kept = [i for i, each in enumerate(grammar.structured_output_request_ids) if each in here]
-    if not kept:
+    names, ids = {batch.req_ids[row] for row in rows}, grammar.structured_output_request_ids
+    selected = [index for index, name in enumerate(ids) if name in names]
+    if not selected:
         return None
     return replace(
         grammar,
-        structured_output_request_ids=[grammar.structured_output_request_ids[i] for i in kept],
-        grammar_bitmask=grammar.grammar_bitmask[kept],
+        structured_output_request_ids=[ids[index] for index in selected],
+        grammar_bitmask=grammar.grammar_bitmask[selected],
     )

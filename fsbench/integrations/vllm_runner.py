@@ -1,4 +1,4 @@
-"""The plug-in in one model runner of vLLM: finding the LM head, loading kernels, drawing."""
+"""The plug-in in one model runner of vLLM: find the LM head, load kernels, draw."""
 
 from __future__ import annotations
 
@@ -14,108 +14,98 @@ import triton
 from torch import Tensor
 
 from fsbench.errors import one_line
-from fsbench.integrations import vllm_0_26
+from fsbench.integrations import SCREENED
+from fsbench.integrations import vllm_0_26 as adapter
 from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, ensure_cache
-from fsbench.integrations.draw import (
-    OWN,
-    SCREENED,
-    FlashSampleDraw,
-    HeadDraw,
-    make_draw,
-)
+from fsbench.integrations.draw import SERVING, FlashSampleDraw, HeadDraw, make_draw
 from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds, warm
 from fsbench.integrations.graphed import GraphedDraw
 from fsbench.integrations.vllm_batch import BatchSampler
 from fsbench.integrations.vllm_expected import check_parts
-from fsbench.integrations.vllm_head import FoundHead, find_draft_head, find_head
+from fsbench.integrations.vllm_head import LoadedHead, find_draft_head, find_head
+from fsbench.integrations.vllm_parts import EngineSample
 from fsbench.kernels import verify_drafts
 
 DRAFTS = "FSBENCH_VLLM_DRAFTS"
-"""Variable of the environment that has drafts served, too."""
+"""Environment variable that also serves engines with drafts."""
 WAIT_S = 10.0
-"""How long a start waits at most for kinds of draws that few requests need."""
+"""Longest time that a start waits for kinds of draws that few requests need."""
 _GREEDY = "_greedy_sample_draft"
 _LOG = logging.getLogger("vllm.fsbench")
 
 
-class Plugged:
-    """The plug-in in one model runner whose model is loaded. All ranks make it together.
+class RunnerPlugin:
+    """The plug-in in one model runner whose model is loaded. Made by all ranks together.
 
     Args:
-        name: the sampler, or '' for vLLM's own.
+        runner: vLLM's GPUModelRunner.
+        name: the sampler, or '' for vLLM's.
         ahead: processes that compile its kernels, or None.
 
     Raises:
-        EngineMismatch: the runner has not what is read of it.
+        EngineMismatch: the runner lacks an attribute that is used.
         InvalidArgument: the sampler cannot take this LM head.
     """
 
-    def __init__(
-        self,
-        adapter: vllm_0_26.Adapter,
-        runner: Any,
-        name: str,
-        ahead: CompileAhead | None = None,
-    ):
+    def __init__(self, runner: Any, name: str, ahead: CompileAhead | None = None):
         self._name, self._ahead = name, ahead
-        self._waiting: list[DrawKind] = []  # kinds that vLLM draws until they are compiled
-        self._found: FoundHead | None = None
-        self._made: list[HeadDraw] = []  # what draws, without graphs; and drafts of another head
-        self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
-        self._stale = self._has_failed = False
+        self._uncompiled: list[DrawKind] = []  # kinds that vLLM draws until they are compiled
+        self._head: LoadedHead | None = None
+        self._draws: list[HeadDraw] = []  # of the target's head, and of a drafter's; without graphs
+        self._graphs: tuple[int, Tensor] | None = None  # largest size, a row of their dtype
+        self._weights_changed = self._has_failed = False
         self._warm_rows: Tensor | None = None  # hidden states to load kernels with
-        self.sampling = BatchSampler(adapter, None, lacks="vLLM's own", is_ready=self.is_ready)
+        self.sampling = BatchSampler(disabled_reason="vLLM's own", is_ready=self.is_ready)
         if not name:
             return
         if runner.sampler is None:
-            self.sampling.lacks = "no sampler on this rank"
+            self.sampling.disabled_reason = "no sampler on this rank"
             return
-        check_parts(adapter.expected, adapter.parts(runner))
-        self._watch(runner)
-        self._look_up(runner)
-        if self._found is None:
-            _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.lacks)
+        check_parts(adapter.EXPECTED, adapter.parts(runner))
+        self._hook(runner)
+        self._find_heads(runner)
+        if self._head is None:
+            _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.disabled_reason)
             return
         _LOG.info("fsbench: %s draws", name)
-        self._compile_for(self._found)
-        # Copies are made behind the measurement of what the model takes.
-        copies = sum(each.extra_bytes for each in self._made)
-        runner.model_memory_usage += self._found.copied + copies
+        self._compile_for(self._head)
+        # vLLM has measured the model's memory already; copies of the head come on top.
+        copies = sum(draw.extra_bytes for draw in self._draws)
+        runner.model_memory_usage += self._head.copied_bytes + copies
 
-    def _look_up(self, runner: Any) -> None:
-        """Find the LM head, and draw from it."""
+    def _find_heads(self, runner: Any) -> None:
+        """Find the LM head, and the drafter's, and make draws from them."""
         sampling = self.sampling
-        self._found = sampling.draw = None
-        self._made = []  # frees copies before others are made
+        self._head = sampling.draw = None
+        self._draws = []  # frees copies before new ones are made
         sampling.generation += 1
-        drafts = os.environ.get(DRAFTS) == "1" and self._name in OWN
+        drafts = os.environ.get(DRAFTS) == "1" and self._name in SERVING
         if drafts and getattr(runner, "speculator", None) is not None:
             vars(runner.speculator).pop(_GREEDY, None)
-        sampling.lacks = sampling.adapter.lacks(runner, drafts) or ""
-        found = sampling.lacks or find_head(runner)
-        if isinstance(found, str):
-            sampling.lacks = found
+        sampling.disabled_reason = adapter.unsupported_reason(runner, drafts) or ""
+        head = sampling.disabled_reason or find_head(runner)
+        if isinstance(head, str):
+            sampling.disabled_reason = head
             return
-        self._found, sampling.V = found, found.head.vocab_size
-        sampling.draw = make_draw(self._name, found.head)
-        self._made = [sampling.draw]
+        self._head, sampling.V = head, head.head.vocab_size
+        sampling.draw = make_draw(self._name, head.head)
+        self._draws = [sampling.draw]
         if runner.speculative_config is not None:
-            self._draft(runner)
+            self._replace_drafting(runner, head)
         if self._graphs is not None:
             self._capture(runner)
 
-    def _draft(self, runner: Any) -> None:
-        """Have greedy drafts drawn in one launch over the drafter's head, if it has one."""
-        found = find_draft_head(runner)
-        if isinstance(found, str):
-            _LOG.info("fsbench: vLLM draws the drafts (%s)", found)
+    def _replace_drafting(self, runner: Any, target: LoadedHead) -> None:
+        """Draw greedy drafts in one launch over the drafter's head, if that is supported."""
+        result = find_draft_head(runner)
+        if isinstance(result, str):
+            _LOG.info("fsbench: vLLM draws the drafts (%s)", result)
             return
-        (own, d2t), target = found, self._found
-        assert target is not None
-        same = d2t is None and own.weight.data_ptr() == target.weight.data_ptr()
-        draw = self._made[0] if same else make_draw(self._name, own.head)
+        drafter, d2t = result
+        shared = d2t is None and drafter.weight.data_ptr() == target.weight.data_ptr()
+        draw = self._draws[0] if shared else make_draw(self._name, drafter.head)
         assert isinstance(draw, FlashSampleDraw)
-        self._made += [] if same else [draw]
+        self._draws += [] if shared else [draw]
 
         def greedy(hidden: Tensor) -> Tensor:
             tokens = draw.greedy(hidden)
@@ -124,65 +114,62 @@ class Plugged:
         setattr(runner.speculator, _GREEDY, greedy)
         _LOG.info("fsbench: %s draws the drafts", self._name)
 
-    def _watch(self, runner: Any) -> None:
-        """Hear of new requests and of new weights."""
-        sampler, drafter = runner.sampler, getattr(runner, "speculator", None)
-        add = sampler.add_request
-
-        @functools.wraps(add)
-        def add_request(*args: Any, **kwargs: Any) -> Any:
-            self.sampling.generation += 1
-            return add(*args, **kwargs)
-
-        sampler.add_request = add_request
+    def _hook(self, runner: Any) -> None:
+        """Note new requests and new weights."""
+        sampler = runner.sampler
+        drafter: Any = getattr(runner, "speculator", None)
         models: list[Any] = [runner.model, getattr(drafter, "model", None)]
+
+        def add(*_: Any) -> None:
+            self.sampling.generation += 1
+
+        sampler.add_request = call_before(sampler.add_request, add)
         for model in models:
             load = getattr(model, "load_weights", None)
             if load is not None:
-                model.load_weights = before(load, self.weights_change)
+                model.load_weights = call_before(load, self.weights_change)
 
-    def weights_change(self) -> None:
-        """Look the head up again before the next draw."""
-        self._stale = bool(self._name)
+    def weights_change(self, *_: Any) -> None:
+        """Check the head before the next draw."""
+        self._weights_changed = bool(self._name)
 
-    def _compile_for(self, found: FoundHead) -> None:
-        """Compile ahead for the head that was found, if it is not the one that was expected."""
+    def _compile_for(self, loaded: LoadedHead) -> None:
+        """Start compiling for the loaded head if it is not the one that was expected."""
         if self._ahead is None:
             return
-        spec = EngineSpec.of_head(
-            self._name, found.head, self._ahead.spec.max_rows, self._ahead.spec.raw
-        )
-        if spec != self._ahead.spec:
+        expected = self._ahead.spec
+        spec = EngineSpec.of_head(self._name, loaded.head, expected.max_rows, expected.raw)
+        if spec != expected:
             self._ahead.stop()
             self._ahead = None if spec is None else start_compiling(spec)
 
     def warm_up(self, runner: Any, hidden: Tensor) -> None:
-        """Load the kernels of all draws, and capture graphs, for up to the rows of hidden [*, D].
+        """Load the kernels of all draws and capture graphs, for up to the rows of hidden [B, D].
 
-        Kinds that the processes have not compiled yet are left to vLLM until they have. Kinds that
-        they will not compile any more are compiled here.
+        vLLM draws the kinds that are still being compiled. If the compiling processes have ended
+        early, the kernels are compiled here.
         """
         draw = self.sampling.draw
         if draw is None or self._graphs is not None:
             return
-        if runner.speculative_config is not None:  # rows of drafts, too
-            hidden = hidden.repeat(1 + runner.num_speculative_steps, 1)[: runner.max_num_tokens]
+        if steps := adapter.draft_steps(runner):  # rows of drafts, too
+            hidden = hidden.repeat(1 + steps, 1)[: runner.max_num_tokens]
         hidden = hidden.contiguous()
         self._graphs = (len(hidden), hidden[:1].clone()) if hidden.is_cuda else None
         raw = runner.sampler.logprobs_mode == "raw_logprobs"
-        kinds = served_kinds(draw.able, raw, self._name == SCREENED)
-        self._waiting = self._not_compiled(kinds)
+        kinds = served_kinds(draw.supported, raw, self._name == SCREENED)
+        self._uncompiled = self._wait_for_kernels(kinds)
         for kind in kinds:
-            if kind not in self._waiting:
+            if kind not in self._uncompiled:
                 warm(draw, kind, hidden, self.sampling.V)
-        if runner.speculative_config is not None:
-            self._warm_up_drafts(runner, hidden)
-        self._warm_rows = hidden.clone() if self._waiting else None
+        if steps:
+            self._warm_up_drafts(steps, hidden)
+        self._warm_rows = hidden.clone() if self._uncompiled else None
         if hidden.is_cuda:
             self._capture(runner)
 
-    def _not_compiled(self, kinds: list[DrawKind]) -> list[DrawKind]:
-        """Wait for the processes; return the kinds that they are still compiling."""
+    def _wait_for_kernels(self, kinds: list[DrawKind]) -> list[DrawKind]:
+        """Wait for the compiling processes; return the kinds that they have not finished."""
         ahead = self._ahead
         if ahead is None:
             return []
@@ -204,65 +191,65 @@ class Plugged:
             )
         return waiting
 
-    def _warm_up_drafts(self, runner: Any, hidden: Tensor) -> None:
+    def _warm_up_drafts(self, steps: int, hidden: Tensor) -> None:
         """Load the kernels that draw drafts, and those that verify them."""
-        steps, rows = runner.num_speculative_steps, [B for B in SIZES if len(hidden) >= B]
-        for draw in self._made:
-            if isinstance(draw, FlashSampleDraw):
-                for B in rows:
+        for B in (size for size in SIZES if size <= len(hidden)):
+            for draw in self._draws:
+                if isinstance(draw, FlashSampleDraw):
                     draw.greedy(hidden[:B])
-        for B in rows:
             tokens = torch.zeros(B, steps + 1, dtype=torch.int64, device=hidden.device)
             verify_drafts(tokens, tokens[:, 1:].contiguous())
 
     def is_ready(self, kind: DrawKind) -> bool:
         """Return whether a draw of this kind compiles nothing; load its kernels if they are new."""
-        if kind not in self._waiting:
+        if kind not in self._uncompiled:
             return True
-        ahead, draw, hidden = self._ahead, self._made[0], self._warm_rows
+        ahead, draw, hidden = self._ahead, self._draws[0], self._warm_rows
         assert ahead is not None and hidden is not None
         if not ahead.is_ready(kind):
             if not ahead.is_running and not self._has_failed:
                 self._has_failed = True
                 _LOG.warning(
                     "fsbench: compiling has ended (%s); vLLM draws %d kinds of requests",
-                    *(ahead.failure, len(self._waiting)),
+                    *(ahead.failure, len(self._uncompiled)),
                 )
             return False
-        # They are on disk. vLLM's monitor takes a kernel that is loaded for one that is compiled.
+        # vLLM's monitor would report kernels that are loaded from disk as compiled.
         with _no_compile_hook():
             warm(draw, kind, hidden, self.sampling.V)
-        self._waiting.remove(kind)
+        self._uncompiled.remove(kind)
         return True
 
     def _capture(self, runner: Any) -> None:
         draw = self.sampling.draw
         assert draw is not None and self._graphs is not None
-        whole = runner.parallel_config.tensor_parallel_size == 1
-        graphed = GraphedDraw(draw, *self._graphs, self.sampling.V, lazily=whole)
+        lazily = runner.parallel_config.tensor_parallel_size == 1
+        graphed = GraphedDraw(draw, *self._graphs, self.sampling.V, lazily=lazily)
         graphed.capture_all(DrawKind())
         self.sampling.draw = graphed
 
     def end(self) -> None:
-        """Log what was served, and end the processes that still compile."""
+        """Log what was served, and stop the processes that still compile."""
         self.sampling.counts.log()
         if self._ahead is not None:
             self._ahead.stop()
 
-    def sample(self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Any) -> Any:
-        """Sample as BatchSampler does; look the head up again before if weights were loaded."""
-        if self._stale:
-            self._stale = False
-            if self._found is None or self._found.moved(runner):
-                self._look_up(runner)
+    def sample(
+        self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, engine_sample: EngineSample
+    ) -> Any:
+        """Sample as BatchSampler does, after a check of the head if weights were loaded."""
+        if self._weights_changed:
+            self._weights_changed = False
+            if self._head is None or self._head.may_have_moved(runner):
+                self._find_heads(runner)
             else:
-                for each in self._made:
-                    each.refresh()
-        return self.sampling.sample(runner, hidden, batch, grammar, own)
+                for draw in self._draws:
+                    draw.refresh()
+        return self.sampling.sample(runner, hidden, batch, grammar, engine_sample)
 
 
 def start_compiling(spec: EngineSpec) -> CompileAhead | None:
-    """Start processes that compile the kernels of an engine on the current GPU, or log why not."""
+    """Start processes that compile an engine's kernels for the current GPU, or log why not."""
     ensure_cache()
     try:
         return CompileAhead(spec)
@@ -283,13 +270,12 @@ def _no_compile_hook() -> Iterator[None]:
         hooks.jit_post_compile_hook = hook
 
 
-def before(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
-    """A method, or a bound one, that is noted first. note: gets self, if the method does."""
-    bound = hasattr(method, "__self__")
+def call_before(method: Callable[..., Any], action: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that first calls `action` with its positional arguments."""
 
     @functools.wraps(method)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*(() if bound else args[:1]))
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        action(*args)
         return method(*args, **kwargs)
 
-    return noted
+    return wrapper

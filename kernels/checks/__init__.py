@@ -1,4 +1,4 @@
-"""What the public calls refuse, before anything is allocated or launched.
+"""Validation of the arguments of public calls, before anything is allocated or launched.
 
 May import: configs.
 """

@@ -1,12 +1,14 @@
 """Checks of tensors, before anything is allocated or launched.
 
-Only types, dtypes, shapes, strides and devices are looked at, never a tensor's values: that would
-wait for the GPU. It runs under torch.compile too, where the checks cost nothing at run time.
+The checks read types, dtypes, shapes, strides and devices, but no values of a tensor: that would
+wait for the GPU. They also run under torch.compile, where they cost nothing at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +18,28 @@ from fsbench.kernels.checks.values import check_number, either
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return the function with torch.autocast switched off inside it, for CPU and GPU tensors.
+
+    A public call computes in its documented dtypes, whatever autocast would choose.
+    """
+
+    @wraps(function)
+    def exact(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+            return function(*arguments, **options)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return function(*arguments, **options)
+
+    return exact
+
 
 def check_dense(name: str, value: object) -> Tensor:
-    """Return the tensor itself, if it is one, neither sparse nor nested.
+    """Return value if it is a tensor that is neither sparse nor nested.
 
     Raises:
         InvalidType: not a tensor. InvalidArgument: another layout.
@@ -38,7 +59,7 @@ def check_tensor(
     shapes: Sequence[tuple[int, ...]],
     device: torch.device,
 ) -> Tensor:
-    """The tensor itself, if it is contiguous and has one of the dtypes and shapes, on the device.
+    """Return value if it is a contiguous tensor of one of the dtypes and shapes, on the device.
 
     Raises:
         InvalidType: not a tensor, or of another dtype. InvalidArgument: anything else.
@@ -50,8 +71,8 @@ def check_tensor(
         if value.shape == shape:
             break
     else:
-        wanted = either([list(shape) for shape in dict.fromkeys(shapes)])
-        raise InvalidArgument(f"{name}: expected shape {wanted}; got {list(value.shape)}")
+        expected = either([list(shape) for shape in dict.fromkeys(shapes)])
+        raise InvalidArgument(f"{name}: expected shape {expected}; got {list(value.shape)}")
     if value.device != device:
         raise InvalidArgument(f"{name}: expected it on {device} as the others; got {value.device}")
     if not value.is_contiguous():
@@ -60,7 +81,7 @@ def check_tensor(
 
 
 def check_matrix(name: str, value: object, rows: int = 1) -> Tensor:
-    """The tensor itself, if it has two dimensions, so many rows or more, and a column."""
+    """Return value if it is a matrix with at least `rows` rows and one column."""
     value = check_dense(name, value)
     if value.ndim != 2 or value.shape[0] < rows or value.shape[1] == 0:
         raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
@@ -70,9 +91,11 @@ def check_matrix(name: str, value: object, rows: int = 1) -> Tensor:
 def check_matrices(
     hidden: object, weight: object, dtypes: Sequence[torch.dtype] = ()
 ) -> tuple[Tensor, Tensor]:
-    """hidden [B, D] and weight [V, D], of one floating dtype and device; B alone may be 0.
+    """Return hidden [B, D] and weight [V, D] if they have one floating dtype and one device.
 
-    dtypes: of the weight, in place of that of hidden.
+    Args:
+        hidden, weight: the matrices; only B may be 0.
+        dtypes: the dtypes that weight may have; by default hidden's.
     """
     hidden, weight = check_matrix("hidden", hidden, 0), check_matrix("weight", weight)
     device, shape, rows = hidden.device, hidden.shape, weight.shape[0]
@@ -86,7 +109,7 @@ def check_matrices(
 
 
 def check_temperature(value: object, B: int, device: torch.device) -> float | Tensor:
-    """A finite number >= 0, or fp32 [B]."""
+    """Return value if it is a finite number >= 0, or fp32 [B]."""
     if isinstance(value, Tensor):
         return check_tensor("temperature", value, [torch.float32], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -95,30 +118,30 @@ def check_temperature(value: object, B: int, device: torch.device) -> float | Te
 
 
 def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:
-    """An integer in [0, V), 0 if it is off; or int32 or int64 [B]."""
+    """Return top-k as an integer in [0, V), where 0 is off; or as int32 or int64 [B]."""
     if isinstance(value, Tensor):
         return check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
-    # What is below 0 is off, as in other libraries; so is what keeps all V tokens.
+    # A negative k is off, as in other libraries, and so is a k that keeps all V tokens.
     return value if 0 < value < V else 0
 
 
 def check_mask(value: object, B: int, V: int, device: torch.device) -> Tensor:
-    """bool [B, V], or int32 [B, at least ceil(V / 32)]."""
+    """Return value if it is bool [B, V], or int32 [B, W] with W >= ceil(V / 32)."""
     if isinstance(value, Tensor) and value.dtype == torch.int32:
         words = -(-V // 32)
-        if value.ndim == 2 and value.shape[1] > words:  # of a padded vocabulary
+        if value.ndim == 2 and value.shape[1] > words:  # a padded vocabulary
             words = value.shape[1]
         return check_tensor("mask", value, [torch.int32], [(B, words)], device)
     return check_tensor("mask", value, [torch.bool, torch.int32], [(B, V)], device)
 
 
 def check_bias(value: object, B: int, V: int, device: torch.device) -> Tensor:
-    """Any floating dtype, [V] or [B, V]."""
+    """Return value if it is bf16, fp16 or fp32, [V] or [B, V]."""
     return check_tensor("bias", value, FLOATS, [(V,), (B, V)], device)
 
 
 def check_counter(name: str, value: object, B: int, device: torch.device) -> Tensor:
-    """int64 [1] or [B]."""
+    """Return value if it is int64, [1] or [B]."""
     return check_tensor(name, value, [torch.int64], [(1,), (B,)], device)

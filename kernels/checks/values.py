@@ -1,4 +1,8 @@
-"""Checks of numbers, flags and names. A refusal says the argument, what was expected and got."""
+"""Checks of numbers, flags, names and configs.
+
+A check returns the value, or raises InvalidType for a wrong type and InvalidArgument otherwise. The
+message names the argument, the expected and the actual value.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ MAX_SAMPLES = 2**16 - 1
 MAX_TOP = 20
 MAX_SUPPORT = 1024
 MAX_V = 2**20
-"""Tokens of which a program can have the maxima of groups in registers."""
+"""The most tokens whose group maxima fit a program's registers."""
 LARGEST_NUMBER = torch.finfo(torch.float32).max
 
 
 def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
-    """An int within [lowest, highest]."""
+    """Return value if it is an int in [lowest, highest]."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
     if not lowest <= value <= highest:
@@ -32,24 +36,24 @@ def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
 
 
 def check_number(name: str, value: object, *, positive: bool = False) -> float:
-    """A number >= 0, or > 0, that is finite in fp32."""
+    """Return value as a float if it is a number >= 0 (> 0 if `positive`) and finite in fp32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number; got {type(value).__name__}")
     if not 0 <= value <= LARGEST_NUMBER or (positive and value == 0):
-        wanted = "> 0" if positive else ">= 0"
-        raise InvalidArgument(f"{name}: expected a finite number {wanted}; got {value}")
+        bound = "> 0" if positive else ">= 0"
+        raise InvalidArgument(f"{name}: expected a finite number {bound}; got {value}")
     return float(value)
 
 
 def check_flag(name: str, value: object) -> bool:
-    """True or False, nothing that merely behaves like it."""
+    """Return value if it is True or False."""
     if not isinstance(value, bool):
         raise InvalidType(f"{name}: expected True or False; got {type(value).__name__}")
     return value
 
 
 def check_noise(value: object) -> str:
-    """The form of noise that is meant: "auto" is "group"."""
+    """Return the form of noise, "group" or "token"; "auto" is "group"."""
     if not isinstance(value, str):
         raise InvalidType(f"noise: expected a string; got {type(value).__name__}")
     if value not in NOISE:
@@ -58,7 +62,7 @@ def check_noise(value: object) -> str:
 
 
 def check_screened_noise(value: object) -> str:
-    """Return "token", the only noise of a ScreenedHead, if the argument agrees with it."""
+    """Return "token", the only noise of a ScreenedHead, if value is "token" or "auto"."""
     if value == "auto" or check_noise(value) == "token":
         return "token"
     raise InvalidArgument(
@@ -68,7 +72,7 @@ def check_screened_noise(value: object) -> str:
 
 
 def check_kernel(value: object, config: object) -> str:
-    """The kernel that is meant: a config says which, where value is "auto"."""
+    """Return the kernel, "auto", "hopper" or "portable"; that of the config if value is "auto"."""
     if not isinstance(value, str):
         raise InvalidType(f"kernel: expected a string; got {type(value).__name__}")
     if value not in KERNELS:
@@ -86,13 +90,13 @@ def check_kernel(value: object, config: object) -> str:
 
 
 def check_screen_configs(value: object) -> ScreenConfigs | None:
-    """None, or the tile shapes of the screen and of the exact computation."""
+    """Return value if it is None, or the tile shapes of the screen and the exact computation."""
     if value is None:
         return None
     if not isinstance(value, tuple):
         raise InvalidType(f"configs: expected a tuple; got {type(value).__name__}")
     if len(value) != 2:
-        raise InvalidArgument(f"configs: expected two, of both launches; got {len(value)}")
+        raise InvalidArgument(f"configs: expected two, one for each launch; got {len(value)}")
     screen, resolve = value
     if not isinstance(screen, ScreenConfig | HopperScreenConfig):
         raise InvalidType(
@@ -105,4 +109,5 @@ def check_screen_configs(value: object) -> ScreenConfigs | None:
 
 
 def either(options: Sequence[object]) -> str:
+    """Join options with "or" for a message."""
     return " or ".join(str(option) for option in options)

@@ -1,8 +1,8 @@
-"""The matmul of the Hopper kernel, in Gluon: a program's tiles, how they are loaded and multiplied.
+"""The matmul of the Hopper kernel in Gluon: the tiles of a program, their loads and products.
 
-Between the warp that loads and the warpgroups that compute is a ring of stages in shared memory:
-(tiles of weight, tiles of hidden, barriers of what is loaded, barriers of what is free again).
-Portable twin: device.mainloop, which has what the two share.
+A ring buffer in shared memory connects the loading warp and the computing warpgroups: (tiles of
+weight, tiles of hidden, barriers of loaded stages, barriers of free stages). The portable version,
+`device.mainloop`, has the code that both share.
 """
 
 from triton.experimental import gluon
@@ -19,19 +19,19 @@ from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.mainloop import first_column
 
-# Triton 3.6 knows one of their names, 3.9 the other.
+# Triton 3.6 has one of the two names, 3.9 the other.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _memory = gl.shared_memory_descriptor
 reinterpreted = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 
 CHUNK = gl.constexpr(hopper.CHUNK)
 PAIR = gl.constexpr(hopper.PAIR)
-"""Rows of two blocks that share those of their third warpgroup."""
+"""Rows of a pair of blocks, which share the rows of their third warpgroup."""
 
 
 @gluon.constexpr_function
 def accumulator_layout(N, BITS):
-    """Of an instruction for N columns, whose operands have so many bits."""
+    """Return the layout of the sums of an instruction with N columns and BITS-bit operands."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 256 // BITS]
     )
@@ -42,7 +42,7 @@ def allocated_ring(
     weight, hidden, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A ring in shared memory, all of it free. weight, hidden: descriptors."""
+    """Allocate an empty ring buffer in shared memory. weight, hidden: descriptors."""
     BOX: gl.constexpr = weight.block_type.shape[1]
     CHUNKS: gl.constexpr = BLOCK_D // BOX
     weight_ring = gl.allocate_shared_memory(
@@ -57,7 +57,7 @@ def allocated_ring(
 
 @gluon.jit
 def barriers(WARPGROUPS: gl.constexpr, STAGES: gl.constexpr):
-    """(of what is loaded, of what is free again) of a ring that so many warpgroups read."""
+    """Return the barriers of loaded and of free stages of a ring that WARPGROUPS read."""
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -69,7 +69,7 @@ def barriers(WARPGROUPS: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
-    """The stage after this one, and the phase of its barriers."""
+    """Return the next stage and the phase of its barriers."""
     stage += 1
     wrap = stage == STAGES
     return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
@@ -77,7 +77,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def first_block_row(pid_b, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr):
-    """First row of a program's block. Of a pair, the second begins behind two warpgroups' rows."""
+    """Return the first row of a block. The second of a pair begins two warpgroups further."""
     if PAIRED:
         return pid_b // 2 * PAIR + pid_b % 2 * (2 * ROWS)
     else:
@@ -85,8 +85,8 @@ def first_block_row(pid_b, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr):
 
 
 @gluon.jit
-def first_own_row(b0, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr):
-    """First row of a warpgroup. The third one's are the last of the pair, in both of its blocks."""
+def first_unclamped_row(b0, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr):
+    """Return the first row of a warpgroup. Both blocks of a pair share the third warpgroup's."""
     if PAIRED and WARPGROUP == 2:
         return b0 // PAIR * PAIR + 4 * ROWS
     else:
@@ -97,12 +97,12 @@ def first_own_row(b0, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr):
 def first_row(
     b0, B, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr, number: gl.constexpr, BOX: gl.constexpr
 ):
-    """First row of a box of a warpgroup. It repeats rows where its own would end beyond the batch.
+    """Return the first row of a box of a warpgroup; a box that would end beyond B starts earlier.
 
-    TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
-    64 took 10 % longer than one of 48 (results/h200/sweep-20261123).
+    TMA takes longer for rows outside of the matrix than for rows inside: a batch of 40 in a box of
+    64 took 10 % longer than a batch of 48 (H200, results/h200/sweep-20261123).
     """
-    first = first_own_row(b0, WARPGROUP, PAIRED)
+    first = first_unclamped_row(b0, WARPGROUP, PAIRED)
     return gl.minimum(first + number * BOX, gl.maximum(B - BOX, 0))
 
 
@@ -111,38 +111,38 @@ def rows_of_warpgroup(
     b0, B, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """(row, whether it is there and no repetition) of each row of its instruction, [ROWS]."""
+    """Return the instruction's rows [ROWS], and which are below B and no repetition."""
     index = gl.arange(0, ROWS, LAYOUT)
     row = first_row(b0, B, WARPGROUP, PAIRED, 0, BOX) + index
-    own = row >= first_own_row(b0, WARPGROUP, PAIRED)
+    is_first = row >= first_unclamped_row(b0, WARPGROUP, PAIRED)
     if BOXES == 2:
-        # What is behind the second box has not been loaded, and its row is none.
+        # Rows behind the second box have not been loaded; they get the invalid row B.
         second = first_row(b0, B, WARPGROUP, PAIRED, 1, BOX) + index - BOX
-        own = (index < BOX) | (second >= BOX)
+        is_first = (index < BOX) | (second >= BOX)
         row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
-    return row, (row < B) & own
+    return row, (row < B) & is_first
 
 
 @gluon.jit
 def schedule(num_tokens, programs_v, BLOCK_V: gl.constexpr):
-    """(rounds, first tail block): the rank's tokens as rounds of a tile per program, and a tail.
+    """Return (rounds, first tail block): rounds of one tile for each program, then a tail.
 
-    With tiles of two blocks of 128 tokens, the blocks of a last round may be few enough for one
-    each: then they are the tail, and program p has the block first + p of it.
+    If a tile has two blocks of 128 tokens and the last round has at most one block for each
+    program, these blocks are the tail, and program p takes block first + p.
     """
     blocks = gl.cdiv(num_tokens, 128)
     if BLOCK_V == 128:
         return gl.cdiv(blocks, programs_v), blocks
     else:
         rounds = blocks // (2 * programs_v)
-        rest = blocks - rounds * 2 * programs_v
-        rounds = gl.where(rest > programs_v, rounds + 1, rounds)
+        remaining = blocks - rounds * 2 * programs_v
+        rounds = gl.where(remaining > programs_v, rounds + 1, rounds)
         return rounds, rounds * 2 * programs_v
 
 
 @gluon.jit
 def first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """The row of weight where a program's tile of round r begins."""
+    """Return the first row of weight of a program's tile in round r."""
     if CONTIGUOUS:
         return (pid_v * rounds + r) * BLOCK_V
     else:
@@ -151,7 +151,7 @@ def first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOU
 
 @gluon.jit
 def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """The program that meets the token of a row of weight."""
+    """Return the program that computes the logits of a row of weight."""
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     tile = row // BLOCK_V
     program = tile // gl.maximum(rounds, 1) if CONTIGUOUS else tile % programs_v
@@ -164,9 +164,11 @@ def load_columns(
     WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
+    """Load the operands of a tile of WIDTH tokens into the ring, as stages become free.
 
-    It begins at row row0 of weight. columns: so many from column d0 on, which goes round at D.
+    Args:
+        row0: the tile's first row of weight.
+        d0: the first column; column 0 follows column D - 1. columns: the number of columns.
     """
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
@@ -177,7 +179,7 @@ def load_columns(
     for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
         bar = loaded.index(stage)
-        # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+        # A box over the edge of a matrix is filled with zeros, and all its bytes count.
         mbarrier.expect(bar, CHUNKS * BYTES)
         for i in gl.static_range(CHUNKS):
             tile = weight_ring.index(stage * CHUNKS + i)
@@ -206,7 +208,7 @@ def load_tiles(
     BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp."""
+    """Load all tiles of a program: the code of the loading warp."""
     b0, pid_v, programs_v, first_token, num_tokens = share
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
@@ -234,16 +236,18 @@ def tile_product(
     ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr, part=0, PARTS: gl.constexpr = 1,
 ):  # fmt: skip
-    """This warpgroup's product of the next tile in the ring, [ROWS, WIDTH], and where that ends.
+    """Multiply this warpgroup's rows with the next tile in the ring.
 
-    Of 16-bit numbers it is fp32, of bytes int32. part: of so many parts of the tile, which one's.
+    Args:
+        part: the part of the tile, of PARTS parts, that is multiplied.
 
     Returns:
-        (product, stage, phase).
+        (product [ROWS, WIDTH], stage, phase). The product is fp32 for 16-bit operands and int32
+        for 8-bit operands.
     """
     BITS: gl.constexpr = ring[0].dtype.primitive_bitwidth
     DTYPE: gl.constexpr = gl.int32 if BITS == 8 else gl.float32
-    # On bytes, and with the registers of three warpgroups, an instruction has at most 128 columns.
+    # With 8-bit operands, or three warpgroups' registers, an instruction has at most 128 columns.
     N: gl.constexpr = min(WIDTH, 128) if BITS == 8 or WARPGROUPS == 3 else WIDTH
     acc = gl.zeros([ROWS, WIDTH], DTYPE, accumulator_layout(N, BITS))
     return add_columns(
@@ -258,7 +262,7 @@ def add_columns(
     WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, part=0,
     PARTS: gl.constexpr = 1,
 ):  # fmt: skip
-    """As tile_product, of the next `columns` in the ring, added to acc; or not, if not use_acc."""
+    """Add the product of the next `columns` in the ring to acc, or replace acc if not use_acc."""
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
     use_acc = gl.to_tensor(use_acc)
@@ -270,10 +274,10 @@ def add_columns(
     for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)
         for i in gl.static_range(CHUNKS):
-            at = stage * CHUNKS + i
+            tile = stage * CHUNKS + i
             acc = warpgroup_mma(
-                hidden_ring.index(at * WARPGROUPS + WARPGROUP),
-                weight_ring.index(at * PARTS + part).slice(0, WIDTH, dim=0).permute((1, 0)),
+                hidden_ring.index(tile * WARPGROUPS + WARPGROUP),
+                weight_ring.index(tile * PARTS + part).slice(0, WIDTH, dim=0).permute((1, 0)),
                 acc,
                 use_acc=use_acc,
                 is_async=True,

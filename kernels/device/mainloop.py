@@ -1,4 +1,4 @@
-"""Device code of the matmul: a tile of logits, accumulated in fp32 over the columns of hidden."""
+"""The matmul in portable Triton: tiles of logits, summed in fp32 over the columns of hidden."""
 
 import triton
 import triton.language as tl
@@ -6,12 +6,14 @@ import triton.language as tl
 from fsbench.kernels.device.quantized import converted, finished
 
 ROTATION = tl.constexpr(256)
-"""Tokens that share a first column block, and columns of such a block. Tile sizes divide it."""
+"""The number of tokens whose sums start at the same block of columns, and the columns of a block.
+
+Tile sizes divide it."""
 
 
 @triton.jit
 def program_share(B, BLOCK_B: tl.constexpr):
-    """(block of rows, number among the programs of that block, how many these are)."""
+    """Return (block of rows, the program's index in that block, programs of the block)."""
     num_tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
     return pid % num_tiles_b, pid // num_tiles_b, tl.num_programs(0) // num_tiles_b
@@ -20,7 +22,7 @@ def program_share(B, BLOCK_B: tl.constexpr):
 @triton.jit
 def load_tile(matrix, row0, col0, ROWS: tl.constexpr, COLS: tl.constexpr, n_rows, n_cols,
                USE_TMA: tl.constexpr):  # fmt: skip
-    """matrix[row0 : row0 + ROWS, col0 : col0 + COLS], zero beyond its [n_rows, n_cols]."""
+    """Load matrix[row0 : row0 + ROWS, col0 : col0 + COLS], zero beyond [n_rows, n_cols]."""
     if USE_TMA:
         return matrix.load([row0, col0])
     else:
@@ -34,7 +36,7 @@ def load_tile(matrix, row0, col0, ROWS: tl.constexpr, COLS: tl.constexpr, n_rows
 
 @triton.jit
 def own_tokens(first_token, num_tokens, V):
-    """(first, count) of the tokens whose rows are here: a shard's, or all without one (None)."""
+    """Return (first token, number of tokens) of a shard; without one (None) all V tokens."""
     if first_token is None:
         return 0, V
     else:
@@ -43,7 +45,7 @@ def own_tokens(first_token, num_tokens, V):
 
 @triton.jit
 def first_column(v0, D):
-    """Where the sum over columns starts for tokens from v0 on; see tile_logits."""
+    """Return the column at which the sum starts for tokens from v0 on; see `tile_logits`."""
     return (v0 // ROTATION) % tl.cdiv(D, ROTATION) * ROTATION
 
 
@@ -51,15 +53,15 @@ def first_column(v0, D):
 def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.constexpr,
                 BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
                 USE_TMA: tl.constexpr):  # fmt: skip
-    """hidden[b0 : b0 + BLOCK_B] @ weight[row0 : row0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
+    """Return hidden[b0 : b0 + BLOCK_B] @ weight[row0 : row0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
 
-    Row row0 of weight [num_rows, D] is token v0. Weights of one byte become numbers of hidden's
-    dtype on chip, which has all of them.
+    Row row0 of weight [num_rows, D] is token v0. Weights of one byte are converted on chip to
+    hidden's dtype, which represents all of them.
 
-    Each 256 tokens start their sum at another block of 256 columns. If all started at column 0,
-    all programs would read the same few lines of hidden at once, and at small B these can sit in
-    one slice of the L2: seen at B = 1, 305 instead of 281 us, depending on the address of hidden.
-    The start follows the token, so the order of summation does not depend on the tile's shape.
+    Every 256 tokens start their sum at another block of 256 columns. If all sums started at column
+    0, all programs would read the same few lines of hidden at once. At small B these lines can sit
+    in one slice of the L2: at B = 1 that took 305 instead of 281 us, depending on the address of
+    hidden. The start depends on the token alone, so tiles of any shape sum in the same order.
     """
     steps = tl.cdiv(D, BLOCK_D)
     first = first_column(v0, D) // BLOCK_D
@@ -78,3 +80,25 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
         if weight.dtype != hidden.dtype:
             acc = finished(acc)
     return acc.T if V_ON_M else acc
+
+
+@triton.jit
+def prefetch(pointers):
+    """Bring the lines at `pointers` into the L2 without waiting for them. NVIDIA only."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        tl.int32,
+        False,
+        1,
+    )
+
+
+@triton.jit
+def touch(pointers, NVIDIA: tl.constexpr):
+    """Bring what `pointers` point to into the nearest cache without waiting for it."""
+    if NVIDIA:
+        tl.inline_asm_elementwise(
+            "ld.global.ca.b32 $0, [$1];", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
+        )

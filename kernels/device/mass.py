@@ -1,22 +1,23 @@
-"""Sums of exp(logit / T) that depend neither on the order of the logits nor on who adds them up.
+"""Sums of exp(logit / T) that do not depend on the order of summation.
 
-A group of 32 tokens (noise.group) is summed up in the order of its ids: in floating point, and the
-same bits everywhere. From there on sums are exact, in integers. So log Z, and with it each
-log-probability, is a function of a row's logits: any tile, program, kernel and rank has its bits.
+The 32 tokens of a group (noise.group) are summed in floating point in the order of their ids, which
+gives the same bits everywhere. Sums of groups are exact integers. So log Z, and each
+log-probability, is a function of a row's logits alone: all tiles, programs, kernels and ranks
+compute the same bits.
 
 The mass of a set of groups is a tuple (window, high, low): high + low 2^-32 in units of 2^window.
 
-    window  fp32, a multiple of 32: that of its largest group, where a group's window is its binary
-            exponent, rounded down
-    high    int64, sum of the integer parts of the groups of this window
-    low     int64, sum of the next 32 bits of these, and of the integer parts one window below
+    window  fp32, a multiple of 32: the window of the largest group. The window of a group is its
+            binary exponent, rounded down.
+    high    int64, the sum of the integer parts of the groups of this window
+    low     int64, the sum of their next 32 bits, and of the integer parts one window below
 
-What is further below is left out: of each group less than 2^-32 of the sum. Digits are never
-carried from low to high, so it does not matter which groups were added up first.
+Lower bits are dropped: less than 2^-32 of the sum for each group. Digits are never carried from low
+to high, so the order in which groups are added does not matter.
 
-For the entropy a mass has two numbers more, its *moment*: the sum over tokens of 2^x (window + 32 -
-x), where 2^x = exp(logit / T). It has digits like those of the mass, and is exact in the same way:
-one window up, 32 masses are added to it, which are integers.
+For the entropy a mass has two more numbers, its *moment*: the sum over tokens of 2^x (window + 32 -
+x), where 2^x = exp(logit / T). Its digits are like those of the mass, and exact in the same way:
+one window up, the moment grows by 32 masses, which are integers.
 """
 
 import triton
@@ -28,14 +29,14 @@ from fsbench.kernels.noise.group import group_sums, members
 LN_2 = tl.constexpr(0.6931471805599453)
 WINDOW = tl.constexpr(32.0)
 FURTHEST = tl.constexpr(2.0**128 - 2.0**104)
-"""The largest fp32 number: where binary exponents of exp(logit / T) end."""
+"""The largest fp32 number, to which binary exponents of exp(logit / T) are clamped."""
 FAR_BELOW = tl.constexpr(-1e30)
 """Lowest exponent that is multiplied: its exp2 is 0, and so is the product."""
 
 
 @triton.jit
 def no_mass(zero, MOMENT: tl.constexpr = False):
-    """The mass of no group, of the shape of `zero`: fp32 zeros. MOMENT: with a moment."""
+    """Return the empty mass in the shape of `zero`, fp32 zeros. MOMENT: with a moment."""
     mass = (zero - float("inf"), zero.to(tl.int64), zero.to(tl.int64))
     if MOMENT:
         mass += (zero.to(tl.int64), zero.to(tl.int64))  # type: ignore[assignment]
@@ -44,9 +45,9 @@ def no_mass(zero, MOMENT: tl.constexpr = False):
 
 @triton.jit
 def binary_exponent(y, inverse_temperature):
-    """exp(y / T) = 2^(n + f): n a whole number in fp32, f in [-0.5, 1.5]."""
+    """Return (n, f) with exp(y / T) = 2^(n + f): n a whole number in fp32, f in [-0.5, 1.5]."""
     c = inverse_temperature * LOG2_E
-    # The bounds also keep the product from being fused with a sum, here and there differently.
+    # The clamp also keeps the assembler from fusing the product with a sum in some kernels only.
     e = tl.minimum(tl.maximum(c * y, -FURTHEST), FURTHEST)
     lost = tl.where(tl.abs(e) < 16777216.0, tl.fma(c, y, -e), 0.0)
     n = tl.floor(e)
@@ -55,7 +56,7 @@ def binary_exponent(y, inverse_temperature):
 
 @triton.jit
 def group_moments(y, m, inverse_temperature):
-    """Sums of 2^x x over members (32 tensors [R, G]), 2^x = exp((y - m) / T), by their ids."""
+    """Sum 2^x x over the members (32 tensors [R, G]) in order; 2^x = exp((y - m) / T)."""
     finite = tl.where(m == float("-inf"), 0.0, m)
     c = inverse_temperature * LOG2_E
     x = c * (y[0] - finite)
@@ -68,7 +69,12 @@ def group_moments(y, m, inverse_temperature):
 
 @triton.jit
 def mass_of_groups(m, s, inverse_temperature, moments=None):
-    """The mass of each group, s exp(m / T), from what group_sums returns; see group_moments."""
+    """Return the mass of each group, s exp(m / T).
+
+    Args:
+        m, s: the largest member and the last sum, as `group_sums` returns them.
+        moments: the result of `group_moments`, or None for a mass without a moment.
+    """
     n, f = binary_exponent(m, inverse_temperature)
     bits = (s * tl.exp2(f)).to(tl.int32, bitcast=True)
     # Products with powers of two are exact, fused or not.
@@ -78,7 +84,7 @@ def mass_of_groups(m, s, inverse_temperature, moments=None):
     high, low = _integers(scaled)
     mass = (window, high, low)
     if moments is not None:
-        # s (32 - shift - f) - moments: the first product is of integers, the rest is small.
+        # s (32 - shift - f) - moments: s (32 - shift) is a product of integers, the rest is small.
         unit = ((shift + 127) << 23).to(tl.float32, bitcast=True)
         more_high, more_low = _integers(tl.fma(s, -f, -moments) * tl.exp2(f) * unit)
         times = (32 - shift).to(tl.int64)
@@ -88,14 +94,14 @@ def mass_of_groups(m, s, inverse_temperature, moments=None):
 
 @triton.jit
 def _integers(x):
-    """x as integers (high, low), high + low 2^-32."""
+    """Return x as integers (high, low) with x = high + low 2^-32."""
     high = tl.floor(x)
     return high.to(tl.int64), ((x - high) * 4294967296.0).to(tl.int64)
 
 
 @triton.jit
 def add_masses(a, b):
-    """The mass of the union of two sets of groups. Associative and commutative, to the bit."""
+    """Return the mass of the union of two sets of groups; bitwise associative and commutative."""
     window = tl.maximum(a[0], b[0])
     digits_a = _digits(a, window)
     digits_b = _digits(b, window)
@@ -107,7 +113,7 @@ def add_masses(a, b):
 
 @triton.jit
 def _digits(mass, window):
-    """The digits of a mass in a window that is not below its own."""
+    """Return the digits of a mass in a window at or above the window of the mass."""
     below = window - mass[0]
     low = tl.where(below == 0.0, mass[2], tl.where(below == WINDOW, mass[1], 0))
     digits = (tl.where(below == 0.0, mass[1], 0), low)
@@ -122,7 +128,7 @@ def _digits(mass, window):
 def add_tile(logits, inverse_temperature, mass):
     """Add a tile [R, WIDTH] to the mass [R, WIDTH / 32] of its columns' groups.
 
-    With group noise the sums are those that sampling needs, and the compiler computes them once.
+    Group noise needs the same sums, and the compiler computes them once.
     """
     y = members(logits)
     m, sums = group_sums(y, inverse_temperature)
@@ -134,7 +140,7 @@ def add_tile(logits, inverse_temperature, mass):
 
 @triton.jit
 def mass_of_rows(mass):
-    """The masses of rows, [R] each, from those [R, W] of parts of them."""
+    """Add up the masses [R, W] of parts of rows and return the masses [R] of the rows."""
     window = tl.max(mass[0], axis=1)
     digits = _digits(mass, window[:, None])
     of_rows = (window,)
@@ -144,34 +150,34 @@ def mass_of_rows(mass):
 
 
 @triton.jit
-def store_mass(masses_ptr, mass, programs, program, row, B, there):
-    """Leave the masses of rows, [R], for mass_of_programs."""
-    at = masses_ptr + program * B + row
-    tl.store(at, mass[0].to(tl.int32, bitcast=True).to(tl.int64), mask=there)
+def store_mass(masses_ptr, mass, programs, program, row, B, mask):
+    """Store the masses of rows, [R], for `mass_of_programs`."""
+    pointers = masses_ptr + program * B + row
+    tl.store(pointers, mass[0].to(tl.int32, bitcast=True).to(tl.int64), mask=mask)
     for i in tl.static_range(1, len(mass)):
-        tl.store(at + i * programs * B, mass[i], mask=there)
+        tl.store(pointers + i * programs * B, mass[i], mask=mask)
 
 
 @triton.jit
 def mass_of_programs(masses_ptr, programs, program, row, B, MOMENT: tl.constexpr = False):
-    """The masses of rows, [R] each, from those that all programs left.
+    """Add up the masses that all programs have stored, and return the masses of rows, [R].
 
     Args:
         masses_ptr: int64 [3, programs, B]: bits of the window, high, low; [5, ...] with MOMENT.
-        program: int32 [1, W], 0 .. W - 1: so many programs' are added up at once.
+        program: int32 [1, W], 0 .. W - 1; W is the number of programs that are added at once.
         row: int32 [R].
     """
     mass = no_mass((row * 0).to(tl.float32)[:, None] + (program * 0).to(tl.float32), MOMENT)
     for first in range(0, programs, program.shape[1]):
-        at = masses_ptr + (first + program) * B + row[:, None]
-        there = (first + program < programs) & (row < B)[:, None]
-        bits = tl.load(at, mask=there, other=0, cache_modifier=".cg")
-        window = tl.where(there, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
-        theirs = (window,)
+        pointers = masses_ptr + (first + program) * B + row[:, None]
+        mask = (first + program < programs) & (row < B)[:, None]
+        bits = tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
+        window = tl.where(mask, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
+        loaded = (window,)
         for i in tl.static_range(1, len(mass)):
-            digit = tl.load(at + i * programs * B, mask=there, other=0, cache_modifier=".cg")
-            theirs += (digit,)  # type: ignore[assignment]
-        mass = add_masses(mass, theirs)
+            digit = tl.load(pointers + i * programs * B, mask=mask, other=0, cache_modifier=".cg")
+            loaded += (digit,)  # type: ignore[assignment]
+        mass = add_masses(mass, loaded)
     return mass_of_rows(mass)
 
 
@@ -182,7 +188,7 @@ def _number(high, low):
 
 @triton.jit
 def _binary_log(mass):
-    """(k, l) with 2^window 2^k exp(l) the mass, l in [0, log 2); of no use where it is 0."""
+    """Return (k, l): the mass is 2^(window + k) exp(l), l in [0, log 2). Undefined for mass 0."""
     bits = _number(mass[1], mass[2]).to(tl.int32, bitcast=True)
     fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     return ((bits >> 23) - 127).to(tl.float32), log(fraction)
@@ -190,27 +196,27 @@ def _binary_log(mass):
 
 @triton.jit
 def log_of_mass(mass):
-    """log Z of a row."""
-    k, rest = _binary_log(mass)
-    return tl.fma(mass[0] + k, LN_2, rest)
+    """Return log Z of a row."""
+    k, log_fraction = _binary_log(mass)
+    return tl.fma(mass[0] + k, LN_2, log_fraction)
 
 
 @triton.jit
 def log_probability(logit, mass, inverse_temperature):
-    """logit / T - log Z, at most 0: within 1e-6 of 1 + its size, however large both terms are."""
+    """Return logit / T - log Z, at most 0; the error is below 1e-6 (1 + |logit / T - log Z|)."""
     n, f = binary_exponent(logit, inverse_temperature)
-    k, rest = _binary_log(mass)
-    found = tl.fma(((n - mass[0]) - k) + f, LN_2, -rest)
-    return tl.where(logit == float("-inf"), logit, tl.minimum(found, 0.0))
+    k, log_fraction = _binary_log(mass)
+    logprob = tl.fma(((n - mass[0]) - k) + f, LN_2, -log_fraction)
+    return tl.where(logit == float("-inf"), logit, tl.minimum(logprob, 0.0))
 
 
 @triton.jit
 def entropy_of_mass(mass):
-    """log Z - sum p logit / T of a row, from its mass and moment: at least 0."""
-    k, rest = _binary_log(mass)
+    """Return log Z - sum p logit / T of a row, at least 0, from its mass and moment."""
+    k, log_fraction = _binary_log(mass)
     # log2 Z is window + k + rest: whole numbers cancel before anything is rounded.
     times = k.to(tl.int64) - 32
     high = mass[3] + times * mass[1]
     low = mass[4] + times * mass[2]
-    found = _number(high + (low >> 32), low & 0xFFFFFFFF) / _number(mass[1], mass[2])
-    return tl.maximum(tl.fma(found, LN_2, rest), 0.0)
+    mean = _number(high + (low >> 32), low & 0xFFFFFFFF) / _number(mass[1], mass[2])
+    return tl.maximum(tl.fma(mean, LN_2, log_fraction), 0.0)

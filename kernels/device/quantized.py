@@ -1,23 +1,23 @@
-"""Device code of a quantized head: the scales of tokens, and what they make of a sum."""
+"""Device code for quantized heads: conversion of one-byte weights, and the scales of tokens."""
 
 import torch
 import triton
 import triton.language as tl
 
 PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
-"""Whether kernels may have instructions of NVIDIA GPUs: not in the interpreter."""
+"""Whether kernels may use inline PTX: on NVIDIA GPUs, but not in the interpreter."""
 
 
 @triton.jit
 def converted(w, dtype: tl.constexpr):
-    """Numbers of int8 or e4m3 in bf16, fp16 or fp32, which have all of them; NaN stays NaN."""
+    """Convert int8 or e4m3 to bf16, fp16 or fp32 without rounding; NaN stays NaN."""
     if w.dtype == tl.float8e4nv and dtype == tl.bfloat16:
-        # The upper half of the fp32 number. What Triton emits for Hopper converts one at a time.
+        # The upper half of the fp32 number. Triton's own code for Hopper converts one at a time.
         bits = w.to(tl.float32).to(tl.int32, bitcast=True)
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif PTX and w.dtype == tl.int8 and dtype == tl.bfloat16:
-        # Two at a time. 128 + the number, as bits of bf16, is as many times 2^-133, its smallest;
-        # that times 2^127 and less 2 is the number over 64. Triton's own takes more instructions.
+        # Two at a time. The bits of 128 + w, read as bf16, are (128 + w) 2^-133. Times 2^127, minus
+        # 2, this is w / 64. Triton's own conversion takes more instructions.
         return tl.inline_asm_elementwise(
             """
             {
@@ -40,7 +40,7 @@ def converted(w, dtype: tl.constexpr):
             pack=2,
         )
     elif PTX and w.dtype == tl.int8 and dtype == tl.float16:
-        # Two at a time: 1024 + (128 + the number), less 1152.
+        # Two at a time: 1024 + (128 + w), minus 1152.
         return tl.inline_asm_elementwise(
             """
             {
@@ -64,11 +64,11 @@ def converted(w, dtype: tl.constexpr):
 
 @triton.jit
 def finished(acc):
-    """acc itself, once the product that it is of has run.
+    """Return acc, and make the compiler wait for the product that computes it.
 
-    Numbers that were converted in registers are read there while the product runs. Triton overlaps
-    it with the next conversion, which may write the same registers: fp8 at B = 256 on an H200 drew
-    wrong tokens. It waits for a sum that something else needs.
+    The product reads converted weights from registers while it runs. Triton overlaps it with the
+    next conversion, which may write the same registers: fp8 at B = 256 on an H200 drew wrong
+    tokens. A use of acc makes Triton wait.
     """
     if PTX:
         return tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
@@ -78,21 +78,21 @@ def finished(acc):
 
 @triton.jit
 def scales_of_tokens(scale_ptr, tokens, V, PER_ROW: tl.constexpr):
-    """fp32, of the shape of tokens: their scales; NaN for one that is negative or not finite.
+    """Load the scales of tokens, fp32; NaN for a scale that is negative or not finite.
 
     Args:
-        scale_ptr: fp32 [V], or [1] for all of them.
-        tokens: int32; those from V on are none.
-        PER_ROW: whether there is one of each token.
+        scale_ptr: fp32 [V], or [1] for all tokens.
+        tokens: int32 of any shape; from V on they are idle.
+        PER_ROW: whether each token has a scale.
     """
-    there = tokens < V
-    scale = tl.load(scale_ptr + (tokens if PER_ROW else tokens * 0), mask=there, other=0.0)
+    in_vocab = tokens < V
+    scale = tl.load(scale_ptr + (tokens if PER_ROW else tokens * 0), mask=in_vocab, other=0.0)
     return tl.where((scale >= 0) & (scale < float("inf")), scale, float("nan"))
 
 
 @triton.jit
 def scaled(y, scale):
-    """y scale, rounded once."""
-    # A product that enters a sum later would be fused by the assembler in one kernel and not in
-    # another. The addend is 0, or NaN as the scale is, which the compiler does not know.
+    """Return y scale, rounded once."""
+    # The assembler would fuse a product with a later sum in one kernel and not in another. The
+    # addend is 0 (or NaN, if the scale is), which the compiler does not know.
     return tl.fma(y, scale, scale * 0.0)

@@ -1,7 +1,7 @@
-"""Logits that a fused kernel also writes to memory: where to, and the store.
+"""Logits that a fused kernel also writes to memory: the buffers and the stores.
 
-Beside them, for whom filters them, the largest of each group of 32 tokens. Groups are those of the
-group noise (docs/design/noise.md), so the kernel has it anyway.
+For filters a kernel also writes the largest logit of each group of 32 tokens. The groups are those
+of the group noise (docs/design/noise.md), so the kernel has computed it anyway.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ STRIDE_UNIT = 128
 
 
 class StoredLogits(NamedTuple):
-    """What a launch writes beside its tokens.
+    """Buffers for the logits of a launch.
 
-    logits: fp32 [B, stride]: what is drawn from, before the temperature; -inf from token V on. The
-        stride is a multiple of 128, so that rows are aligned.
-    largest: fp32 [stride / 128, B, 4]: the largest logit of each group, NaN if it has one; or None.
-        In this order a tile writes whole lines of memory, not 16 bytes of each row.
+    Attributes:
+        logits: fp32 [B, stride], before the temperature; -inf from token V on. The stride is a
+            multiple of 128, so that rows are aligned.
+        largest: fp32 [stride / 128, B, 4], the largest logit of each group, NaN if the group has
+            one; or None. In this order a tile writes whole lines of memory, not 16 bytes per row.
     """
 
     logits: Tensor
@@ -33,12 +34,12 @@ class StoredLogits(NamedTuple):
 
 
 def stride_for(V: int) -> int:
-    """Numbers from one row to the next."""
+    """Return the stride of rows of V logits."""
     return -(-V // STRIDE_UNIT) * STRIDE_UNIT
 
 
 def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
-    """Room for the logits of B rows."""
+    """Allocate buffers for the logits of B rows, and for the largest of each group if `largest`."""
     stride = stride_for(V)
     dtype = torch.float32
     return StoredLogits(
@@ -48,16 +49,13 @@ def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogit
 
 
 def largest_of_groups(logits: Tensor) -> Tensor:
-    """StoredLogits.largest of logits [B, stride] that no kernel has stored."""
+    """Compute `StoredLogits.largest` of logits [B, stride] in torch."""
     return logits.view(len(logits), -1, 16, 4, 2).amax((2, 4)).transpose(0, 1).contiguous()
 
 
 @triton.jit
 def store_logits(logits_ptr, logits, rows, v0, B, stride):
-    """Store [R, WIDTH] logits from token v0 on, 32 columns at a time.
-
-    The shared memory that a store needs is as wide.
-    """
+    """Store logits [R, WIDTH] from token v0 on, 32 columns at a time to save shared memory."""
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:
         low, high = halves(logits)
@@ -65,20 +63,20 @@ def store_logits(logits_ptr, logits, rows, v0, B, stride):
         store_logits(logits_ptr, high, rows, v0 + WIDTH // 2, B, stride)
     else:
         column = v0 + tl.arange(0, WIDTH)
-        at = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
-        tl.store(at, logits, mask=(rows < B)[:, None] & (column < stride)[None, :])
+        pointers = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
+        tl.store(pointers, logits, mask=(rows < B)[:, None] & (column < stride)[None, :])
 
 
 @triton.jit
 def place_of_largest(group, row, B):
-    """Where the largest logit of a group of a row is, int64."""
+    """Return the int64 index of a group's largest logit in `StoredLogits.largest`."""
     return ((group // 4).to(tl.int64) * B + row) * 4 + group % 4
 
 
 @triton.jit
 def store_largest(largest_ptr, logits, rows, v0, B, stride):
-    """Store the largest of each group of [R, WIDTH] logits, WIDTH a multiple of 128."""
+    """Store the largest of each group of logits [R, WIDTH]; WIDTH is a multiple of 128."""
     group = v0 // 32 + tl.arange(0, logits.shape[1] // 32)
-    at = largest_ptr + place_of_largest(group[None, :], rows[:, None], B)
-    there = (rows < B)[:, None] & (group < stride // 32)[None, :]
-    tl.store(at, largest_member(members(logits)), mask=there)
+    pointers = largest_ptr + place_of_largest(group[None, :], rows[:, None], B)
+    mask = (rows < B)[:, None] & (group < stride // 32)[None, :]
+    tl.store(pointers, largest_member(members(logits)), mask=mask)

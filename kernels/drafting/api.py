@@ -10,8 +10,7 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import check_matrices, check_top_k
+from fsbench.kernels.checks.tensors import check_matrices, check_top_k, without_autocast
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample

@@ -21,8 +21,7 @@ from fsbench.kernels.launch.launch_cache import launch_kernel
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import Sample, TruncatedSample
-from fsbench.kernels.noise.contract import gumbel, temperatures
-from fsbench.kernels.noise.words import bits_of_tokens
+from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
 from fsbench.kernels.truncated.penalties import Penalties
 
 TOKENS_AT_ONCE = 1024

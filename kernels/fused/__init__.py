@@ -10,5 +10,5 @@ from fsbench.lazy import lazy_getattr
 if TYPE_CHECKING:
     from fsbench.kernels.fused import launch as launch
 else:
-    # It needs Triton: a CPU does without.
+    # It needs Triton, which CPU tensors do not.
     __getattr__ = lazy_getattr(__name__, "launch")

@@ -1,4 +1,4 @@
-"""`flash_sample`: the public function, its arguments and its result."""
+"""`flash_sample` and `describe`: the public calls of the fused kernels."""
 
 from __future__ import annotations
 
@@ -66,71 +66,77 @@ def flash_sample(
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> Sample:
-    """Draw from softmax(logits / temperature), logits = hidden @ weight.T; they stay on chip.
+    """Sample from softmax(logits / temperature) without writing the logits to memory.
 
-    The logits that are sampled are soft_cap tanh(hidden @ weight.T / soft_cap) + bias, and -inf
-    where the mask forbids a token. V below is vocab_size, or the number of rows of weight.
+    The logits are soft_cap tanh(hidden @ weight.T / soft_cap) + bias, and -inf where the mask
+    forbids a token. V below is vocab_size, or the number of rows of weight.
+
+    A call is one kernel launch for every four samples, and one more to pack a bool mask. The host
+    waits for the GPU only to allocate workspaces: at the first launch on a device, and when half of
+    the workspaces for captures are used. The call can be captured in a CUDA graph after one launch
+    outside (fsbench.kernels.launch.workspace), and compiled, as the operator
+    torch.ops.fsbench.flash_sample. It has no gradient. On CPU tensors it runs fsbench.reference,
+    which draws the same tokens; under TRITON_INTERPRET=1 it runs the kernel, except in bf16, where
+    Triton's interpreter is wrong.
 
     Warning:
-        An offset that is not advanced repeats the draw: the same seed, offset and logits give the
-        same token, in a replayed graph too.
+        Advance the offset. The same seed, offset and logits give the same token, also when a CUDA
+        graph is replayed.
 
     Args:
-        hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous. B may be 0.
-        weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
-            GPU has it; others by pointers, more slowly. Or a VocabShard: the ranks of its group
-            call together with the same arguments, and all get the tokens of the whole vocabulary,
-            those that one GPU would draw (docs/guide/multi-gpu.md). Or a ScreenedHead: the call is
-            one of screened_sample where that is faster (`describe` says why; tokens do not depend
-            on it), else one with the head's own weight. A config, a kernel, several samples and
-            log-probabilities take the fused kernels. Or a QuantizedHead, whose own logits are
-            sampled (docs/guide/quantized-heads.md).
-        temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
-            temperature in a tensor is negative or not finite has no draw.
-        bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
-        mask: bool [B, V], or int32 [B, >= V / 32] with token v in bit v % 32 of word v // 32;
-            true or 1 allows a token. A forbidden token is never returned. Bools are packed by a
-            launch of its own.
-        seed: int64 [1], or [B] with one per request; all 64 bits count. With [1] the row's number
-            enters the noise; with [B] it does not, and a request gets the same noise at any row.
-        offset: int64 [1] or [B]: the step, modulo 2^32; None is 0. A captured graph reads seed
-            and offset at each replay: advance offset in place to draw afresh.
-        num_samples: independent draws per row, with replacement; four per pass over the weight.
-        soft_cap: > 0 (Gemma's final_logit_softcapping); capped logits err by soft_cap 2^-22.
-        vocab_size: the first V rows of weight are tokens, the rest is padding. A VocabShard has its
-            own; with one, bias and mask are of the whole vocabulary, on every rank.
-        return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
-            same logits, or 1e-6 of their size where T is small.
+        hidden: bf16 or fp16 (on a CPU also fp32) [B, D], contiguous. B may be 0.
+        weight: [>= V, D] in hidden's dtype. TMA loads rows of a multiple of 16 bytes if the GPU has
+            it; other rows are loaded by pointers, more slowly. Other types:
+
+            - VocabShard: the ranks of its group call together with the same arguments, and all get
+              the tokens of the whole vocabulary, which one GPU would draw
+              (docs/guide/multi-gpu.md).
+            - ScreenedHead: the call runs `screened_sample` if that is faster, else the fused
+              kernels on the head's weight; the tokens are the same (`describe` says why). With a
+              config, a kernel, several samples or log-probabilities the fused kernels run.
+            - QuantizedHead: the logits are those of the quantized weight
+              (docs/guide/quantized-heads.md).
+        temperature: a number >= 0, or fp32 [B]. 0, or anything below 2^-120, means greedy. A row
+            whose temperature in a tensor is negative or not finite has no draw.
+        bias: bf16, fp16 or fp32, [V] or [B, V]. -inf forbids a token.
+        mask: bool [B, V], or int32 [B, >= V / 32] with token v in bit v % 32 of word v // 32; true
+            or 1 allows a token. A forbidden token is never returned.
+        seed: int64 [1], or int64 [B], one per request; all 64 bits are used. With [1] the row index
+            enters the noise. With [B] it does not: a request gets the same noise in any row.
+        offset: int64 [1] or [B], the step, modulo 2^32. None is 0. A captured graph reads seed and
+            offset at each replay, so advance offset in place.
+        num_samples: independent samples per row, with replacement; four per pass over the weight.
+        soft_cap: a number > 0 (Gemma's final_logit_softcapping). The error of capped logits is
+            soft_cap 2^-22.
+        vocab_size: the number of rows of weight that are tokens; the others are padding. A
+            VocabShard has its own vocab_size; its bias and mask are those of the whole vocabulary,
+            on every rank.
+        return_logprob, return_logz: fill these fields of the result. The error is below 1e-3
+            compared with fp64 on the same logits, or 1e-6 of their size where T is small.
         return_entropy: fill this field, -sum p log p of each row.
-        return_rank, return_top: the rank of each token, and so many of the largest logits, up to
-            20. With either the logits are stored, fp32 [B, V], and looked at by a launch of its
-            own (docs/guide/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
-        noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
-            design/noise.md). "auto" is "group", or "token" with a ScreenedHead, which has no other:
-            tokens must not depend on where they are drawn.
-        shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
-        out: a Sample to write to and return; its fields must match what is asked for.
-        kernel: "hopper", "portable", or "auto": the Hopper kernel where it can run, is the faster
-            one for this B, V and GPU, and the noise is group noise (`describe` with why=True says
-            which, and why). It can run on compute capability 9.0, on matrices that TMA can load.
+        return_rank: fill this field, the rank of each token.
+        return_top: the number of largest logits to return, up to 20. With this or return_rank the
+            logits are stored, fp32 [B, V], and read by another launch
+            (docs/guide/log-probabilities.md). Neither is available with a VocabShard or above 2^20
+            tokens.
+        noise: "group" or "token". Both sample from the same distribution; "group" is faster
+            (docs/design/noise.md). "auto" is "group", or "token" with a ScreenedHead, whose tokens
+            must not depend on the kernel that draws them.
+        shard: the VocabShard whose weight a ScreenedHead was made from; else None.
+        out: a Sample to write to and return; it must have the requested fields.
+        kernel: "hopper", "portable", or "auto". The Hopper kernel needs compute capability 9.0 and
+            matrices that TMA can load. "auto" takes it if it is the faster one for this B, V and
+            GPU, and the noise is group noise (`describe` with why=True explains the choice).
         config: tile shapes, HopperConfig or TileConfig; by default the shipped choice for this GPU,
-            B, D and V. Logits are the same bits with any config of either kernel, so are tokens.
+            B, D and V. Logits and tokens are bitwise the same with any config of either kernel.
 
     Returns:
-        Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
-        -1, valid is False, and no other row is disturbed.
-
-    One launch (one for every four samples; one more to pack a mask of bools). The host does not
-    wait for it, except where workspaces are allocated: at the first launch on a device, and at one
-    that finds those set aside for captures half used. It may be captured in a CUDA graph, after one
-    launch outside (fsbench.kernels.launch.workspace), and compiled, as the operator
-    torch.ops.fsbench.flash_sample. There is no gradient. On CPU tensors it runs fsbench.reference,
-    which draws the same tokens, or under TRITON_INTERPRET=1 the kernel (but not in bf16, where
-    Triton's interpreter is wrong).
+        Sample. A row with a NaN or +inf logit, or without a finite logit, has no draw: its token is
+        -1 and valid is False. Other rows are not affected.
 
     Raises:
-        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
-            or range, or a kernel that cannot run here; nothing has been launched.
+        InvalidType, InvalidArgument: an argument has the wrong type, dtype, shape, device, layout
+            or range, or the kernel cannot run here. Nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
     head = weight if isinstance(weight, PreparedHead) else None
@@ -163,26 +169,26 @@ def flash_sample(
         launch(request, out)
         return out
     request = check_request(request)
-    wanted = Extras(
+    extras = Extras(
         check_flag("return_logprob", return_logprob),
         check_flag("return_logz", return_logz),
         check_flag("return_entropy", return_entropy),
         check_flag("return_rank", return_rank),
         check_integer("return_top", return_top, 0, MAX_TOP),
     )
-    if wanted.rank or wanted.top:
-        _check_stored("return_rank" if wanted.rank else "return_top", request)
+    if extras.rank or extras.top:
+        _check_stored("return_rank" if extras.rank else "return_top", request)
     kernel = check_kernel(kernel, config)
     if out is None:
-        out = empty_sample(request, wanted)
+        out = empty_sample(request, extras)
     else:
-        _check_out(out, request, wanted)
+        _check_out(out, request, extras)
     if request.hidden.shape[0] == 0:
         return out
-    plain = request.num_samples == 1 and not any(wanted)
+    plain = request.num_samples == 1 and not any(extras)
     if head is not None and plain and kernel == "auto":
-        own = request.vocab_size if shard is None else shard.num_tokens
-        chosen, _ = head.choice(request.hidden, own)
+        num_tokens = request.vocab_size if shard is None else shard.num_tokens
+        chosen, _ = head.choice(request.hidden, num_tokens)
         if chosen is not None:
             head.draw(request, out)
             return out
@@ -197,9 +203,9 @@ def carry_out(
     out: Sample,
     key: Hashable = None,
 ) -> None:
-    """Draw what a checked request asks for into `out`, as an operator if torch traces.
+    """Run a checked request and write the results to `out`; as an operator if torch traces.
 
-    kernel, config, key: as `fused.launch.launch` takes them.
+    kernel, config, key: arguments of `fused.launch.launch`.
     """
     if not is_traced(request.hidden):
         draw(request, kernel, config, out, key)
@@ -217,19 +223,19 @@ def draw(
     out: Sample,
     key: Hashable = None,
 ) -> None:
-    """Draw into `out` with a kernel, or on a CPU by the reference (see runs_kernels)."""
+    """Run a request on a kernel, or on the reference if no kernel can run (see `runs_kernels`)."""
     hidden = request.hidden
-    # A CPU's ranks share no memory that a kernel could reach.
-    alone = request.merge_later or reachable(request.shard)
-    if hidden.is_cuda or (runs_kernels(hidden.device, hidden.dtype) and alone):
+    # On a CPU the ranks share no memory that a kernel could use.
+    can_reach = request.merge_later or reachable(request.shard)
+    if hidden.is_cuda or (runs_kernels(hidden.device, hidden.dtype) and can_reach):
         fused.launch.launch(request, kernel, config, out, key=key)
     else:
-        choose(hidden, request.weight, request.noise, kernel, config)  # refuses what cannot run
+        choose(hidden, request.weight, request.noise, kernel, config)  # raises if it cannot run
         compute(request, out)
 
 
 def _draw_values(values: dict[str, Any], results: dict[str, Tensor]) -> None:
-    """Draw, as the operator has the request: see carry_out."""
+    """Run the request whose fields the operator has packed; see `carry_out`."""
     kernel, config = values.pop("kernel"), values.pop("config", None)
     request = Request(**{**dict.fromkeys(Request._fields), **values})
     draw(request, kernel, config, Sample(**results))
@@ -247,11 +253,11 @@ def local_draw(
     *,
     return_logz: bool = False,
 ) -> Sample:
-    """Return this rank's best candidates, packed (noise.keys.ordered_key), in place of tokens.
+    """Return a Sample with this rank's best candidates, packed by `ordered_key`, as tokens.
 
-    The largest over all ranks is the row's: the noise of a token is the same on any rank. logz is
-    that of the rank's tokens; it means nothing where these have no draw. Arguments are those of
-    flash_sample.
+    The row's token is that of the largest key over all ranks: the noise of a token is the same on
+    any rank. logz is that of the rank's tokens, and undefined if they have no draw. The arguments
+    are those of `flash_sample`.
     """
     request = checked_request(
         hidden,
@@ -280,58 +286,59 @@ def describe(
     top_k: int | Tensor | None = None,
     why: bool = False,
 ) -> str:
-    """The kernel and tile shapes that flash_sample would run with, as results record them.
+    """Return the kernel and the tile shapes that `flash_sample` would use, as results record them.
 
-    top_k: of a plain call of truncated_sample, whose kernels these are then.
-    why: and by which rule and row of the tables they are chosen, after a colon.
+    Only shapes, dtypes, devices and addresses are read. For a VocabShard the description is that of
+    this rank's rows. For a ScreenedHead it includes the reason.
 
-    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
-    a VocabShard it is what this rank runs on its rows. For a ScreenedHead the reason is there, too.
+    Args:
+        hidden, weight, noise, kernel, config: as in `flash_sample`.
+        top_k: describe a call of `truncated_sample` with this k instead.
+        why: append the rule and the row of the tables that decide, after a colon.
 
     Raises:
-        InvalidType, InvalidArgument: as flash_sample.
+        InvalidType, InvalidArgument: as in `flash_sample`.
     """
     heads = VocabShard | PreparedHead | QuantizedHead
-    rows = weight.weight if isinstance(weight, heads) else weight
+    weight_rows = weight.weight if isinstance(weight, heads) else weight
     dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantizedHead) else ()
-    hidden, rows = check_matrices(check_matrix("hidden", hidden), rows, dtypes)
+    hidden, weight_rows = check_matrices(check_matrix("hidden", hidden), weight_rows, dtypes)
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None
     if filtered:
-        check_top_k("top_k", top_k, len(hidden), len(rows), hidden.device)
+        check_top_k("top_k", top_k, len(hidden), len(weight_rows), hidden.device)
     screened = isinstance(weight, PreparedHead)
     noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
-    by_tma = tma_possible(hidden, rows)
-    choice = choose(hidden, rows, noise, kernel, config)
-    found = str(choice)
+    by_tma = tma_possible(hidden, weight_rows)
+    choice = choose(hidden, weight_rows, noise, kernel, config)
+    description = str(choice)
     if not isinstance(choice, HopperConfig):
-        found += " tma" if by_tma else " pointers"
+        description += " tma" if by_tma else " pointers"
     if isinstance(weight, PreparedHead) and kernel == "auto":
-        chosen, reason = weight.choice(hidden, len(rows), top_k)
-        found = f"{chosen or found}; {reason}"
+        chosen, reason = weight.choice(hidden, len(weight_rows), top_k)
+        description = f"{chosen or description}; {reason}"
         if chosen:
-            return found
+            return description
     if not why:
-        return found
-    facts = (*hidden.shape, len(rows), hidden.device, rows.element_size())
-    return (
-        f"{found}: {explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)}"
-    )
+        return description
+    facts = (*hidden.shape, len(weight_rows), hidden.device, weight_rows.element_size())
+    reason = explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    return f"{description}: {reason}"
 
 
 def _check_stored(name: str, request: Request) -> None:
-    """Refuse what has no stored logits to look at."""
+    """Raise InvalidArgument if the logits of a request cannot be stored for ranks."""
     if request.shard is not None:
         raise InvalidArgument(f"{name}: expected it off with a VocabShard")
     if request.vocab_size > MAX_V:
         raise InvalidArgument(f"{name}: expected at most {MAX_V} tokens; got {request.vocab_size}")
 
 
-def _check_out(out: object, request: Request, wanted: Extras) -> None:
-    """Refuse a Sample whose fields do not match what is asked for."""
+def _check_out(out: object, request: Request, extras: Extras) -> None:
+    """Raise InvalidType or InvalidArgument if `out` has other fields than the requested ones."""
     if not isinstance(out, Sample):
         raise InvalidType(f"out: expected a Sample; got {type(out).__name__}")
-    fields = sample_fields(request, wanted)
+    fields = sample_fields(request, extras)
     for name, field in out._asdict().items():
         if name in fields:
             dtype, shape = fields[name]

@@ -1,17 +1,17 @@
-"""`verify_drafts`: which tokens of a speculative step stand, given one draw at every position.
+"""`verify_drafts`: accept the drafts of a speculative step that equal the model's samples.
 
-A request that has p tokens and k drafts is fed its last token and the drafts in one pass, which
-gives the hidden states of positions p - 1 .. p + k - 1. One token is drawn at each:
+The model processes a request's last token and its k drafts in one pass, which gives the hidden
+states of positions p - 1 .. p + k - 1. One token is sampled at each position:
 
     position         p - 1     p       ...   p + k - 1
-    fed              last      d_1     ...   d_k
-    drawn            x_1       x_2     ...   x_(k+1)
+    input            last      d_1     ...   d_k
+    sampled          x_1       x_2     ...   x_(k+1)
 
-x_1 was drawn after tokens that are certain, so it stands. x_(i+1) was drawn after d_1 .. d_i and
-stands if these are x_1 .. x_i. So the output is always a draw from the model, never a draft: it
-follows the model's law whatever proposes the drafts. In a tree of drafts a draft's parent takes the
-place of the one before it. docs/guide/speculation.md has the proof, and how often drafts are
-accepted.
+x_1 was sampled after the request's own tokens, so it is accepted. x_(i+1) was sampled after
+d_1 .. d_i, and is accepted if these equal x_1 .. x_i. So each output token is a sample of the model
+and never a draft, and the output has the model's distribution whatever proposes the drafts. In a
+tree of drafts a draft's parent takes the place of the draft before it. docs/guide/speculation.md
+has the proof and acceptance rates.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
 _INTEGERS = (torch.int32, torch.int64)
-AT_ONCE = 4096
-"""A step with so many drafts does not fit the kernel's program."""
+MAX_DRAFTS = 4096
+"""The kernel handles fewer drafts than this; more are verified by torch operations."""
 
 
 class Verified(NamedTuple):
-    """What verify_drafts returns. Node 0 of a request is its last token, node i its draft i.
+    """The result of `verify_drafts`. Node 0 of a request is its last token, node i its draft i.
 
-    tokens: int64 [B, k + 1]: the tokens that stand, then -1.
-    num_accepted: int64 [B]: how many of them are drafts, 0 to k.
-    nodes: int64 [B, k + 1]: the node behind which each token was drawn, then -1. These rows of the
-        pass are the request's own: its cache keeps them, and drops the others.
-    refused: bool [B, k]: drafts that no draw can confirm: missing (below 0), not below vocab_size,
-        or with a parent that is no earlier node.
+    Attributes:
+        tokens: int64 [B, k + 1], the accepted tokens, then -1.
+        num_accepted: int64 [B], the number of accepted drafts, 0 to k.
+        nodes: int64 [B, k + 1], the node after which each token was sampled, then -1. The request's
+            KV cache keeps these positions of the pass and drops the others.
+        refused: bool [B, k], drafts that cannot be accepted: missing (negative), not below
+            vocab_size, or with a parent that is not an earlier node.
     """
 
     tokens: Tensor
@@ -57,28 +58,28 @@ def verify_drafts(
     *,
     vocab_size: int | None = None,
 ) -> Verified:
-    """The drafts that were drawn, up to the first that was not, and the draw that follows them.
+    """Return each request's accepted drafts, and the sampled token that follows them.
+
+    Use a different noise at each position (`step_noise`). Then each sample is the one of plain
+    decoding at its position, and speculation changes no token, whatever drafts and parents contain.
+
+    On a GPU this is one kernel launch without a host synchronization. It can be compiled, and
+    captured in a CUDA graph after a call with the same number of drafts.
 
     Args:
-        sampled: int64 [B * (k + 1)] or [B, k + 1]: the tokens that were drawn from the hidden
-            states of each request's last token and its k drafts, request by request.
-        drafts: int32 or int64 [B, k], contiguous. A request with fewer drafts has -1 in the places
-            that are left.
+        sampled: int64 [B * (k + 1)] or [B, k + 1], the tokens sampled from the hidden states of
+            each request's last token and its k drafts, request by request.
+        drafts: int32 or int64 [B, k], contiguous. A request with fewer drafts is padded with -1.
         parents: for trees, int32 or int64 [k], one tree for all requests, or [B, k]: the node that
             draft i follows, 0 (the last token) to i - 1. None is the chain 0, 1, .. k - 1. Of equal
-            drafts behind one node the first counts.
-        vocab_size: drafts from it on are refused by name; no draw confirms them anyway.
+            drafts with the same parent the first is used.
+        vocab_size: drafts from vocab_size on are marked as refused.
 
     Returns:
-        Verified. The token behind the accepted drafts is the correction of the first wrong draft,
-        or a free one if none was wrong. Where that draw does not exist (flash_sample gave -1) it
-        is left out: a request gained (tokens >= 0).sum(1) tokens, which else is num_accepted + 1.
-
-    Noise: give every position its own (`step_noise`). Then the draw at a position is the one that
-    plain decoding makes there, and speculation changes no token, whatever is in drafts and parents.
-
-    On a GPU it is one launch. No host synchronization: may be compiled, and captured in a CUDA
-    graph after a call with as many drafts.
+        Verified. The token after the accepted drafts corrects the first wrong draft, or is an
+        additional token if no draft is wrong. It is missing if that sample does not exist
+        (flash_sample returned -1): a request gains (tokens >= 0).sum(1) tokens, usually
+        num_accepted + 1.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device or layout.
@@ -93,55 +94,55 @@ def verify_drafts(
     V = None if vocab_size is None else check_integer("vocab_size", vocab_size, 1, 2**31)
     if parents is not None:
         check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
-    if device.type == "cuda" and B and k < AT_ONCE and not torch.compiler.is_compiling():
-        return Verified(*follow_drafts(sampled, drafts, parents, V))
+    if device.type == "cuda" and B and k < MAX_DRAFTS and not torch.compiler.is_compiling():
+        return Verified(*verified_by_kernel(sampled, drafts, parents, V))
     return verified_by_torch(sampled, drafts, parents, V)
 
 
 def verified_by_torch(
     sampled: Tensor, drafts: Tensor, parents: Tensor | None, vocab_size: int | None
 ) -> Verified:
-    """As verify_drafts, of checked arguments, sampled [B, k + 1]: many small launches."""
+    """Run `verify_drafts` on checked arguments with torch operations; sampled: [B, k + 1]."""
     (B, k), device = drafts.shape, drafts.device
     refused = drafts < 0
     if vocab_size is not None:
         refused |= drafts >= vocab_size
-    place = torch.arange(k + 1, device=device)
+    node = torch.arange(k + 1, device=device)
     if parents is None:
-        right = (sampled[:, :k] == drafts) & ~refused
-        num_accepted = right.long().cumprod(1).sum(1)
-        behind = place > num_accepted[:, None]
-        nodes = place.expand(B, k + 1).masked_fill(behind, -1)
-        return Verified(sampled.masked_fill(behind, -1), num_accepted, nodes, refused)
+        accepted = (sampled[:, :k] == drafts) & ~refused
+        num_accepted = accepted.long().cumprod(1).sum(1)
+        is_rejected = node > num_accepted[:, None]
+        nodes = node.expand(B, k + 1).masked_fill(is_rejected, -1)
+        return Verified(sampled.masked_fill(is_rejected, -1), num_accepted, nodes, refused)
 
-    before, known = _before(parents, B, k)
-    refused |= ~known
-    right = torch.ones(B, k + 1, dtype=torch.bool, device=device)
-    right[:, 1:] = (sampled.gather(1, before[:, 1:]) == drafts) & ~refused
-    # Of equal drafts behind one node, the first: then those that stand are one path.
-    siblings = (before[:, :, None] == before[:, None, :]) & right[:, None, :]
-    earlier = place[None, :] < place[:, None]
-    right[:, 1:] &= ~(siblings & earlier & (place > 0)).any(2)[:, 1:]
-    right, depth = _followed(before, right)
-    nodes = torch.full((B, k + 2), -1, device=device)  # the last is for those that do not stand
-    nodes.scatter_(1, torch.where(right, depth, k + 1), place.expand(B, k + 1))
+    parent_nodes, is_earlier = _parent_nodes(parents, B, k)
+    refused |= ~is_earlier
+    accepted = torch.ones(B, k + 1, dtype=torch.bool, device=device)
+    accepted[:, 1:] = (sampled.gather(1, parent_nodes[:, 1:]) == drafts) & ~refused
+    # Of equal drafts with the same parent accept the first, so that accepted drafts are one path.
+    same = (parent_nodes[:, :, None] == parent_nodes[:, None, :]) & accepted[:, None, :]
+    precedes = node[None, :] < node[:, None]
+    accepted[:, 1:] &= ~(same & precedes & (node > 0)).any(2)[:, 1:]
+    accepted, depth = _connected(parent_nodes, accepted)
+    nodes = torch.full((B, k + 2), -1, device=device)  # the last column is for rejected drafts
+    nodes.scatter_(1, torch.where(accepted, depth, k + 1), node.expand(B, k + 1))
     nodes = nodes[:, : k + 1]
     tokens = sampled.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, -1)
-    return Verified(tokens, right.sum(1) - 1, nodes, refused)
+    return Verified(tokens, accepted.sum(1) - 1, nodes, refused)
 
 
 def step_noise(
     seed: Tensor, position: Tensor, k: int, parents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(seed, offset) of every row of a speculative step, int64 [B * (k + 1)] each.
+    """Return (seed, offset) of all rows of a speculative step, int64 [B * (k + 1)] each.
 
-    They are those of plain decoding: the request's own seed, and the position of the row's token.
+    They are those of plain decoding: the request's seed, and the position of the row's token.
 
     Args:
-        seed: int64 [B], one for each request (also if B is 1). position: int64 [B], that of each
-            request's last token.
-        k: drafts. parents: as in verify_drafts; a draft is as many positions on as it has nodes
-            before it.
+        seed: int64 [B], one for each request (also if B is 1).
+        position: int64 [B], the position of each request's last token.
+        k: the number of drafts.
+        parents: as in `verify_drafts`. A draft's position is position + its depth in the tree.
 
     Raises:
         InvalidType, InvalidArgument: as verify_drafts.
@@ -154,87 +155,87 @@ def step_noise(
     depth = torch.arange(k + 1, device=device)
     if parents is not None:
         check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
-        before, _ = _before(parents, B, k)
-        depth = _followed(before, torch.ones_like(before, dtype=torch.bool))[1]
+        parent_nodes, _ = _parent_nodes(parents, B, k)
+        depth = _connected(parent_nodes, torch.ones_like(parent_nodes, dtype=torch.bool))[1]
     return seed.repeat_interleave(k + 1), (position[:, None] + depth).flatten()
 
 
-def _before(parents: Tensor, B: int, k: int) -> tuple[Tensor, Tensor]:
-    """(the node before each, int64 [B, k + 1], 0 for none; bool [B, k]: it is an earlier one)."""
+def _parent_nodes(parents: Tensor, B: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return each node's parent, int64 [B, k + 1], 0 if invalid; and whether it is valid [B, k]."""
     parents = parents.long().expand(B, k)
-    known = (parents >= 0) & (parents <= torch.arange(k, device=parents.device))
-    return torch.nn.functional.pad(parents.where(known, 0), (1, 0)), known
+    is_earlier = (parents >= 0) & (parents <= torch.arange(k, device=parents.device))
+    return torch.nn.functional.pad(parents.where(is_earlier, 0), (1, 0)), is_earlier
 
 
-def _followed(before: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(right: with all nodes before it; depth: how many those are), [B, n] each, in log n steps."""
-    n = before.shape[1]
-    depth = (torch.arange(n, device=before.device) > 0).long().expand_as(before)
+def _connected(parent_nodes: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (accepted with all ancestors, depth) of each node, [B, n] each, in log n steps."""
+    n = parent_nodes.shape[1]
+    depth = (torch.arange(n, device=parent_nodes.device) > 0).long().expand_as(parent_nodes)
     for _ in range((n - 1).bit_length()):
-        right = right & right.gather(1, before)
-        depth = depth + depth.gather(1, before)
-        before = before.gather(1, before)
-    return right, depth
+        accepted = accepted & accepted.gather(1, parent_nodes)
+        depth = depth + depth.gather(1, parent_nodes)
+        parent_nodes = parent_nodes.gather(1, parent_nodes)
+    return accepted, depth
 
 
 @triton.jit(do_not_specialize=["k", "vocab_size", "parents_stride"])
-def _follow_drafts_kernel(
+def _verify_drafts_kernel(
     sampled_ptr,  # [B, k + 1] int64
     drafts_ptr,  # [B, k] int32 or int64
     parents_ptr,  # [k] or [B, k] int32 or int64; or None: a chain
-    tokens_ptr,  # this and what follows: [B, k + 1] int64, [B] int64, [B, k + 1] int64, [B, k] bool
-    num_accepted_ptr,
-    nodes_ptr,
-    refused_ptr,
+    tokens_ptr,  # [B, k + 1] int64, out
+    num_accepted_ptr,  # [B] int64, out
+    nodes_ptr,  # [B, k + 1] int64, out
+    refused_ptr,  # [B, k] bool, out
     k,
     vocab_size,  # or None
     parents_stride,  # 0 if all requests share a tree
     BLOCK: tl.constexpr,  # at least k + 1
 ):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    there = at < k
-    draft = tl.load(drafts_ptr + row * k + at, mask=there, other=-1).to(tl.int64)
-    parent = at
+    column = tl.arange(0, BLOCK)
+    is_draft = column < k
+    draft = tl.load(drafts_ptr + row * k + column, mask=is_draft, other=-1).to(tl.int64)
+    parent = column
     if parents_ptr is not None:
-        parent = tl.load(parents_ptr + row * parents_stride + at, mask=there, other=-1)
-    refused = (draft < 0) | (parent < 0) | (parent > at)
+        parent = tl.load(parents_ptr + row * parents_stride + column, mask=is_draft, other=-1)
+    refused = (draft < 0) | (parent < 0) | (parent > column)
     if vocab_size is not None:
         refused |= draft >= vocab_size
-    tl.store(refused_ptr + row * k + at, refused, mask=there)
+    tl.store(refused_ptr + row * k + column, refused, mask=is_draft)
 
     sampled_ptr += row * (k + 1)
-    nodes = tl.where(at == 0, 0, -1)
+    nodes = tl.where(column == 0, 0, -1)
     count = 0
     token = tl.load(sampled_ptr)
-    # The first right draft behind the node that is reached. A parent is an earlier node, so nodes
-    # ascend and the path ends.
-    draft_at = tl.min(tl.where(~refused & (parent == 0) & (draft == token), at, BLOCK))
-    while draft_at < BLOCK:
-        node = draft_at + 1
+    # Find the first accepted child of the current node. A parent is an earlier node, so nodes
+    # ascend and the loop ends.
+    child = tl.min(tl.where(~refused & (parent == 0) & (draft == token), column, BLOCK))
+    while child < BLOCK:
+        node = child + 1
         count += 1
-        nodes = tl.where(at == count, node, nodes)
+        nodes = tl.where(column == count, node, nodes)
         token = tl.load(sampled_ptr + node)
-        draft_at = tl.min(tl.where(~refused & (parent == node) & (draft == token), at, BLOCK))
+        child = tl.min(tl.where(~refused & (parent == node) & (draft == token), column, BLOCK))
     tokens = tl.load(sampled_ptr + nodes, mask=nodes >= 0, other=-1)
-    tl.store(tokens_ptr + row * (k + 1) + at, tokens, mask=at <= k)
-    tl.store(nodes_ptr + row * (k + 1) + at, nodes.to(tl.int64), mask=at <= k)
+    tl.store(tokens_ptr + row * (k + 1) + column, tokens, mask=column <= k)
+    tl.store(nodes_ptr + row * (k + 1) + column, nodes.to(tl.int64), mask=column <= k)
     tl.store(num_accepted_ptr + row, count)
 
 
-def follow_drafts(
+def verified_by_kernel(
     sampled: Tensor, drafts: Tensor, parents: Tensor | None, vocab_size: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The fields of Verified. sampled: [B, k + 1], B at least 1; others as verify_drafts."""
+    """Run `verify_drafts` on checked arguments with the kernel; sampled: [B, k + 1], B >= 1."""
     B, k = drafts.shape
-    found = (
+    results = (
         *(sampled.new_empty(B, k + 1), sampled.new_empty(B), sampled.new_empty(B, k + 1)),
         torch.empty(B, k, dtype=torch.bool, device=drafts.device),
     )
     with launching_on(drafts.device):
-        tokens, num_accepted, nodes, refused = found
+        tokens, num_accepted, nodes, refused = results
         bind_and_launch(
-            _follow_drafts_kernel,
+            _verify_drafts_kernel,
             (B,),
             sampled_ptr=sampled,
             drafts_ptr=drafts,
@@ -248,4 +249,4 @@ def follow_drafts(
             parents_stride=0 if parents is None or parents.ndim == 1 else k,
             BLOCK=triton.next_power_of_2(k + 1),
         )
-    return found
+    return results

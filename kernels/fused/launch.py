@@ -1,4 +1,4 @@
-"""Host side of the fused kernels: operands, scratch memory, one launch."""
+"""The host side of the fused kernels: operands, workspace and launch."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ from fsbench.kernels.launch.request import SAMPLES_AT_ONCE, Request, changes_log
 from fsbench.kernels.launch.result import Sample
 from fsbench.kernels.launch.workspace import workspace
 
+_REQUIRED = {
+    *("hidden", "weight", "seed", "offset", "temperature", "vocab_size", "num_samples", "noise"),
+    *("shard", "merge_later", "mask_words"),
+}
+"""Inputs that are not options: every launch has them, or the host code handles them."""
+
 
 def launch(
     request: Request,
@@ -48,12 +54,12 @@ def launch(
 
     Args:
         kernel, config: as `configs.choice.choose` takes them.
-        stored: where the logits are written, too.
-        key: under which the launch is cached; by default that of the request and these arguments.
+        stored: buffers to which the logits are written as well.
+        key: the key of the launch cache; by default made of the request and these arguments.
 
     Returns:
-        The masses that the programs left (mass_of_programs), if log-probabilities, logz or entropy
-        are asked for; else None.
+        The masses that the programs stored (see `mass_of_programs`) if `out` has log-probabilities,
+        logz or entropy; else None.
     """
     stride = 0 if stored is None else stored.logits.shape[1]
     if key is None:
@@ -62,9 +68,9 @@ def launch(
 
 
 class FusedLaunch:
-    """Everything that calls of one launch key share: kernel, constant arguments and memory.
+    """A launch for all requests of one key: the kernel and its constant arguments.
 
-    One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
+    One kernel launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
     """
 
     def __init__(
@@ -75,17 +81,19 @@ class FusedLaunch:
         out: Sample,
         stride: int,
     ):
-        """Choose the kernel, and bind what is constant.
+        """Choose the kernel and bind its constant arguments.
 
         Args:
-            request: a checked one.
-            stride: of the logits that the caller wants stored; 0 if it wants none.
+            request: a checked request.
+            kernel, config: as `configs.choice.choose` takes them.
+            out: the results; only which fields it has, and their shapes, are used.
+            stride: the stride of the logits that the caller wants stored, or 0.
         """
         hidden, weight, shard = request.hidden, request.weight, request.shard
         self.device, self.samples, self.V = hidden.device, request.num_samples, request.vocab_size
         self.B, D = hidden.shape
-        self.scores = request.noise == "given"
-        # Ranks of drawn tokens, and the largest logits, are found in stored logits.
+        self.scores = request.noise == "target"
+        # Ranks of drawn tokens and the largest logits are read from stored logits.
         self.ranks = out.top_tokens is not None or (out.rank is not None and not self.scores)
         stride = stride_for(self.V) if self.ranks else stride
         self.needs_masses = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
@@ -134,22 +142,22 @@ class FusedLaunch:
         counts = {min(SAMPLES_AT_ONCE, self.samples - first) for first in self.first_samples}
         self.runs = {n: Launch(code, operands.grid, {**fixed, "N": n}) for n in counts}
         self.slots = max(self.B * max(counts), _counters(self.B, config, self.device))
-        options = (request.scale, request.soft_cap, shard, *logits[:3], *out[2:])
+        options = (*_options(request, logits).values(), shard, *out[2:])
         self.is_plain = stride == 0 and all(option is None for option in options)
         self.fields = [None if x is None else (x.shape, x.dtype) for x in out]
 
     def empty_sample(self) -> Sample:
-        """Return a Sample to write to, with the fields of the first one."""
+        """Allocate a Sample with the fields of this launch."""
         fields = [
             None if field is None else torch.empty(*field[0], dtype=field[1], device=self.device)
             for field in self.fields
         ]
-        return Sample(*fields)  # type: ignore[arg-type]  # tokens and valid are always there
+        return Sample(*fields)  # type: ignore[arg-type]  # tokens and valid are never None
 
     def __call__(
         self, request: Request, out: Sample, stored: StoredLogits | None = None
     ) -> Tensor | None:
-        """Launch for a request of the key, checked or not; see `launch`."""
+        """Launch for a request of the same key, checked or not; see `launch`."""
         operands = self.operands
         optional: dict[str, Any] = {}
         masses = sums = None
@@ -187,7 +195,7 @@ class FusedLaunch:
     def _optional_arguments(
         self, request: Request, out: Sample, stored: StoredLogits | None
     ) -> tuple[dict[str, Any], Tensor | None]:
-        """Return the arguments of options, and the masses that the programs are to leave."""
+        """Return the arguments of options by the kernel's names, and the buffer of the masses."""
         logits = processing(request)
         winners = masses = limits = None
         if self.scores and out.rank is not None:
@@ -199,30 +207,36 @@ class FusedLaunch:
         if self.needs_masses:
             numbers = 3 if out.entropy is None else 5
             masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
-        shard = None if request.merge_later else request.shard
-        line = None if shard is None else shard.line
-        return {
-            "scale_ptr": request.scale,
-            "soft_cap": request.soft_cap,
-            "bias_ptr": logits.bias,
-            "row_bias_ptr": logits.row_bias,
-            "mask_ptr": logits.mask,
-            "winners_ptr": winners,
-            "masses_ptr": masses,
-            "logprob_ptr": out.logprob,
-            "logz_ptr": out.logz,
-            "entropy_ptr": out.entropy,
-            "rank_ptr": None if limits is None else out.rank,
-            "limits_ptr": limits,
-            "logits_ptr": None if stored is None else stored.logits,
-            "largest_ptr": None if stored is None else stored.largest,
-            "buffers_ptr": None if line is None else line.buffers,
-            "counts_ptr": None if line is None else line.counts,
-        }, masses
+        line = None if request.merge_later or request.shard is None else request.shard.line
+        if limits is None:  # ranks and the largest logits are found in stored logits
+            out = out._replace(rank=None, top_tokens=None, top_logprob=None)
+        arguments = {
+            **_options(request, logits),
+            **out._asdict(),
+            "winners": winners,
+            "masses": masses,
+            "limits": limits,
+            "logits": None if stored is None else stored.logits,
+            "largest": None if stored is None else stored.largest,
+            "buffers": None if line is None else line.buffers,
+            "counts": None if line is None else line.counts,
+        }
+        return {_argument(name, x): x for name, x in arguments.items()}, masses
+
+
+def _options(request: Request, logits: Processing) -> dict[str, Any]:
+    """Return the optional inputs of a launch by name; biases and the mask are those of `logits`."""
+    values: dict[str, Any] = {**request._asdict(), **logits._asdict()}
+    return {name: value for name, value in values.items() if name not in _REQUIRED}
+
+
+def _argument(name: str, value: object) -> str:
+    """Return the kernel's name of an argument: that of a tensor ends with _ptr."""
+    return f"{name}_ptr" if isinstance(value, Tensor) else name
 
 
 def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -> int:
-    """Arrivals that a launch needs at least: one, and where blocks are split a flag a program."""
+    """Return how many counters a launch needs: one, and a flag per program if blocks are split."""
     if isinstance(config, HopperConfig) and config.one_byte:
         return triton.cdiv(B, config.block_b) + 2 * multiprocessors(device)
     if isinstance(config, HopperConfig) and config.split:
@@ -231,7 +245,7 @@ def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -
 
 
 def _target_logits(request: Request, logits: Processing, rank: Tensor) -> Tensor:
-    """Return the targets' logits, fp32 [B, n], and set `rank` to 0."""
+    """Compute the targets' logits, fp32 [B, n], and set `rank` to 0."""
     hidden, count = request.hidden, request.seed.numel()
     limits = torch.empty(*request.seed.shape, dtype=torch.float32, device=hidden.device)
     launch_kernel(

@@ -1,4 +1,4 @@
-"""What the launches of all public calls share: request, result, operands, scratch memory.
+"""Code that all launches share: request, result, heads, operands, launch cache, workspace.
 
 May import: shard, device, checks, noise, configs.
 """

@@ -1,4 +1,4 @@
-"""`PreparedHead`: a weight with something made from it, that takes its place in public calls."""
+"""`PreparedHead`: the interface of weights with derived data, such as an int8 copy."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
 class PreparedHead:
-    """What a family of kernels keeps beside a weight, and whether it serves a request by it.
+    """A weight with derived data, which `flash_sample` and `truncated_sample` take as a weight.
 
-    flash_sample and truncated_sample know no more of such a family than this.
+    A family of kernels implements it and decides which requests it serves.
     """
 
     weight: Tensor
 
     def validate(self) -> None:
-        """Refuse a head whose parts do not fit each other, or whose weight has changed.
+        """Check that the parts of the head match and that the weight has not changed.
 
         Raises:
-            InvalidType, InvalidArgument: it is one.
+            InvalidType, InvalidArgument: they do not match, or the weight has changed.
         """
         raise NotImplementedError
 
     def choice(
         self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
     ) -> tuple[str | None, str]:
-        """(what would draw, as `describe` names it; or None for the fused kernel, and why).
+        """Return (the kernel as `describe` names it, or None for the fused kernel; the reason).
 
-        top_k: of a plain call of truncated_sample; None is one of flash_sample.
+        top_k: k of a call of truncated_sample; None for a call of flash_sample.
         """
         raise NotImplementedError
 
     def draw(self, request: Request, out: Sample) -> None:
-        """Draw one token for each row, and nothing else, into `out`."""
+        """Draw one token for each row and write tokens and valid to `out`."""
         raise NotImplementedError
 
     def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
-        """Draw one token for each row from what the filters keep, with token noise."""
+        """Draw one token for each row from the tokens that the filters keep, with token noise."""
         raise NotImplementedError
 
 
 def drawn_from(weight: Any, shard: VocabShard | None) -> Any:
-    """What `checked_request` takes for a weight, or for a prepared head, maybe of a shard's rows.
+    """Return the weight, or the shard, of a prepared head; another weight is returned unchanged.
 
     Raises:
-        InvalidType, InvalidArgument: shard is no VocabShard, comes without a prepared head, or has
-            other rows than the head.
+        InvalidType, InvalidArgument: shard is not a VocabShard, was passed without a prepared head,
+            or its weight is not the head's.
     """
     head = weight if isinstance(weight, PreparedHead) else None
     if shard is None:
@@ -61,7 +61,7 @@ def drawn_from(weight: Any, shard: VocabShard | None) -> Any:
     if head is None:
         raise InvalidArgument(
             "shard: expected it with a ScreenedHead only; got it with a "
-            f"{type(weight).__name__}: a VocabShard itself takes the place of the weight"
+            f"{type(weight).__name__}: pass the VocabShard as the weight"
         )
     if head.weight is not shard.weight:
         raise InvalidArgument(

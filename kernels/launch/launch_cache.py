@@ -1,15 +1,15 @@
-"""The launch cache: a kernel is bound by Triton once for a kind of call, then launched directly.
+"""The launch cache: Triton binds a kernel once for each key, and later calls launch it directly.
 
-Triton binds, specializes and looks up some forty arguments at every launch, which takes the host
-longer than everything else of an eager call. What decides the compiled kernel is the same for all
-calls of a kind: shapes, dtypes, options, and which addresses are multiples of 16. A key has all of
-that. Behind it stand the compiled kernel and the arguments that do not change, and a later call of
-the same key fills in tensors, descriptors and floats.
+At every launch Triton binds, specializes and looks up about forty arguments, which takes the host
+longer than all other work of an eager call. A launch key has everything that decides the compiled
+kernel: shapes, dtypes, options, and which addresses are multiples of 16. The cache maps the key to
+the compiled kernel and its constant arguments. A later call with the same key fills in tensors,
+descriptors and floats.
 
-Triton 3.6 also asks for device and stream at each launch, makes metadata for hooks that nobody has
-set, goes through all arguments for descriptors, and encodes these again: a third of an eager call's
-time on the host. `direct_launch` lays out what stays as the C function takes it, and keeps encoded
-descriptors. Where Triton's launcher is another one, `compiled[grid]` launches.
+Triton 3.6 also looks up the device and the stream at each launch, makes metadata for hooks even if
+none is set, searches all arguments for descriptors, and encodes these again: a third of the host
+time of an eager call. `direct_launch` lays out the constant arguments for Triton's C function and
+caches encoded descriptors. With another launcher than Triton 3.6's, `compiled[grid]` launches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.identity import Keyed
 from fsbench.kernels.checks.values import LARGEST_NUMBER
 from fsbench.kernels.configs.gpu import bind_and_launch, runs_kernels
 from fsbench.kernels.launch.request import SMALLEST, Request
@@ -34,33 +35,35 @@ except ModuleNotFoundError:  # it exists for Linux only; then nothing is launche
     triton = None
 
 MAX_KEYS = 4096
-"""Keys of the cache, and encoded descriptors of a launch: a server sees far fewer of either."""
-_BY_VALUE = (int, bool, str)  # types of what launch_kernel compiles for by its value
+"""The most keys of the cache, and encoded descriptors of a launch; a server has far fewer."""
+_BY_VALUE = (int, bool, str)  # launch_kernel compiles for the values of these types
 _NUMBERS = frozenset((int, float))
+_NUMBER, _GREEDY = object(), object()  # stand for numbers in keys: no argument equals them
+_TEMPERATURE, _SOFT_CAP = map(Request._fields.index, ("temperature", "soft_cap"))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _BASE = "iiiKKppOOOOOO"
-"""Format of what the C function takes before a kernel's arguments: that of Triton 3.6.
+"""Format of the C function's arguments before the kernel's own ones, in Triton 3.6.
 
-Grid, stream, function, cooperative, PDL, two scratch memories, metadata, that of hooks, two hooks.
+Grid, stream, function, cooperative, PDL, two scratch buffers, metadata, hook metadata, two hooks.
 """
 _STREAM = 3
 
 LAUNCHES: dict[Hashable, Any] = {}
-"""The cache: key -> what was prepared for it."""
+"""The cache: key -> launch."""
 
 
 def find(key: Hashable) -> Any:
-    """Return what is cached for a key; None if nothing is, or if there is no key."""
+    """Return the cached value of a key; None if there is none, or if the key is None."""
     try:
         return None if key is None else LAUNCHES.get(key)
-    except TypeError:  # an option that cannot be hashed, which the checks are about to refuse
+    except TypeError:  # an unhashable option, which the checks will refuse
         return None
 
 
 def cached(key: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what prepare(*arguments) returned the first time that this key came.
+    """Return the cached value of a key, or cache and return prepare(*arguments).
 
-    A full cache is emptied. What raises is not kept, and what has no key is prepared again.
+    A full cache is emptied. With the key None nothing is cached.
     """
     value = find(key)
     if value is None:
@@ -79,53 +82,52 @@ def _keep(key: Hashable, value: Any) -> None:
 def launch_key(
     request: Request, results: Iterable[Tensor | None], *choices: object
 ) -> tuple[Hashable, ...] | None:
-    """Return all that decides whether a request is valid, and how it is launched.
+    """Return everything that decides whether a request is valid and how it is launched.
 
-    That is everything but addresses and the sizes of floats, so a request need not be checked if
-    another of the same key was.
+    The key has all fields except addresses, temperature and soft cap. So a request need not be
+    checked if an earlier one with the same key was.
 
     Args:
-        request: checked or not.
-        results: tensors that the launch writes to, or reads besides; a missing one is None.
-        choices: what else decides, such as the kernel and the tile shapes that are asked for.
+        request: a request, checked or not.
+        results: other tensors that the launch writes or reads; a missing one is None.
+        choices: other values that decide the launch, such as the kernel and the tile shapes.
 
     Returns:
-        The key; or None if nothing may be cached: torch traces the call, no kernel runs here, a
-        number is out of range, or what should be a tensor is none, or has no memory of its own.
+        The key; or None if the launch cannot be cached: torch traces the call, no kernel runs here,
+        a number is out of range, or a tensor is of a subclass or has no memory.
     """
-    if torch.compiler.is_compiling():
+    hidden = request.hidden
+    if torch.compiler.is_compiling() or type(hidden) not in _TENSORS:
         return None
-    (hidden, weight, seed, offset, temperature, soft_cap, bias, mask, vocab_size, num_samples,
-     noise, shard, merge_later, scale) = request  # fmt: skip
-    by_row: Any = None
-    is_greedy = None
-    if type(temperature) not in _NUMBERS:
-        by_row = temperature
-    elif 0 <= temperature <= LARGEST_NUMBER:
-        is_greedy = temperature < SMALLEST
-    else:
-        return None
-    if soft_cap is not None and (
-        type(soft_cap) not in _NUMBERS or not 0 < soft_cap <= LARGEST_NUMBER
-    ):
-        return None
-    values = (vocab_size, num_samples, noise, merge_later, *choices)
-    # 1, 1.0 and True are equal, but not equally valid.
-    key: list[object] = [values, tuple(map(type, values)), is_greedy, soft_cap is None]
-    key.append(None if shard is None else shard.key)
-    tensors = (hidden, weight, seed, offset, by_row, bias, mask, scale, *results)
+    fields: list[Any] = [*request, *results]
+    temperature, soft_cap = request.temperature, request.soft_cap
+    if type(temperature) in _NUMBERS:
+        if not 0 <= temperature <= LARGEST_NUMBER:  # type: ignore[operator]
+            return None
+        fields[_TEMPERATURE] = _GREEDY if temperature < SMALLEST else _NUMBER  # type: ignore[operator]
+    if soft_cap is not None:
+        if type(soft_cap) not in _NUMBERS or not 0 < soft_cap <= LARGEST_NUMBER:
+            return None
+        fields[_SOFT_CAP] = _NUMBER
+    key: list[object] = [choices, tuple(map(type, choices))]
     addresses = 0
+    tensors: list[Tensor] = []
     try:
-        for x in tensors:
+        for x in fields:
             if x is None:
                 key.append(None)
             elif type(x) in _TENSORS:
                 addresses |= x.data_ptr()
+                tensors.append(x)
                 key += (x.shape, x.dtype, x.device, x.is_contiguous())
-            else:
+            elif isinstance(x, Keyed):  # the cache must not keep it alive
+                key.append(x.key)
+            elif isinstance(x, Tensor):
                 return None
+            else:  # 1, 1.0 and True are equal, but not equally valid
+                key += (x, type(x))
         if addresses % 16:
-            key.append(tuple([x is not None and x.data_ptr() % 16 == 0 for x in tensors]))
+            key.append(tuple([x.data_ptr() % 16 == 0 for x in tensors]))
         if not hidden.is_cuda and not runs_kernels(hidden.device, hidden.dtype):
             return None
     except RuntimeError:
@@ -136,7 +138,9 @@ def launch_key(
 class Launch:
     """A kernel, its grid, and the arguments that are the same in all calls of one key.
 
-    fixed: by name. An argument that neither `fixed` nor a call gives is None.
+    Args:
+        fixed: the constant arguments by name. An argument that is missing here and in a call is
+            None.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], fixed: dict[str, Any]):
@@ -147,20 +151,22 @@ class Launch:
     def __call__(self, moving: dict[str, Any]) -> None:
         """Launch on the current device and stream.
 
-        moving: the other arguments: tensors, descriptors, floats, None, or integers that the kernel
-            is not compiled for. Calls of one key give the same names in the same order.
+        Args:
+            moving: the other arguments by name: tensors, descriptors, floats, None, or integers
+                that are not compile-time constants. Calls of one key have the same names in the
+                same order.
 
         Raises:
-            InvalidArgument: the kernel has no argument of a name that is not None.
+            InvalidArgument: an argument is not None, and the kernel has none of its name.
         """
         if self._direct is None:
-            given = {name: value for name, value in moving.items() if value is not None}
-            for name in given:
+            present = {name: value for name, value in moving.items() if value is not None}
+            for name in present:
                 if name not in self.fixed:
                     raise InvalidArgument(
                         f"kernel: expected one with an argument {name}; got {self.kernel}"
                     )
-            self._direct = _bound(self.kernel, self.grid, {**self.fixed, **given}, list(given))
+            self._direct = _bound(self.kernel, self.grid, {**self.fixed, **present}, list(present))
         else:
             self._direct(
                 [
@@ -174,28 +180,28 @@ class Launch:
 def launch_kernel(
     kernel: Any, device: torch.device, grid: tuple[int, ...], **arguments: Any
 ) -> None:
-    """Launch kernel[grid](**arguments) on the current device, from the second time on directly.
+    """Launch kernel[grid](**arguments) on the current device, directly from the second time on.
 
-    An int, a bool or a string is compiled for by its value; everything else moves. An argument that
-    is not given is None.
+    The key has the values of ints, bools and strings, and the types of all other arguments. A
+    missing argument is None.
     """
-    kinds: list[Any] = []
+    types: list[Any] = []
     values: list[Any] = []
     for value in arguments.values():
         kind = type(value)
-        if value is None:  # as most are
-            kinds.append(None)
+        if value is None:  # the most frequent case
+            types.append(None)
         elif kind in _BY_VALUE:
-            kinds.append(value)
+            types.append(value)
         elif kind is not float and isinstance(value, Tensor):
             address = value.data_ptr()
             values.append(address)
-            kinds.append(value.dtype)
-            kinds.append(address % 16 == 0)
+            types.append(value.dtype)
+            types.append(address % 16 == 0)
         else:
             values.append(value)
-            kinds.append(kind)
-    key = (kernel, device, grid, tuple(kinds))
+            types.append(kind)
+    key = (kernel, device, grid, tuple(types))
     direct = LAUNCHES.get(key)
     if direct is not None:
         direct(values)
@@ -209,38 +215,39 @@ def launch_kernel(
 def _bound(
     kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], moving: list[str]
 ) -> Callable[[Sequence[Any]], None] | None:
-    """Launch by the binder; return how to launch what it compiled, or None in the interpreter.
+    """Launch through Triton, and return a direct launch; or None in the interpreter.
 
-    moving: names of the arguments that later launches give, in this order, without those that are
-        None.
+    Args:
+        moving: names of the arguments of later launches, in order. Those that are None are skipped.
     """
     compiled = bind_and_launch(kernel, grid, **arguments)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
         return None
     names = kernel.arg_names
     places = [names.index(name) for name in moving if arguments[name] is not None]
-    # It keeps no tensor alive.
-    stay = [None if isinstance(arguments[name], Tensor) else arguments[name] for name in names]
-    return direct_launch(compiled, grid, stay, places)
+    # No tensor is kept alive.
+    constant = [None if isinstance(arguments[name], Tensor) else arguments[name] for name in names]
+    return direct_launch(compiled, grid, constant, places)
 
 
 def direct_launch(
     compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any], places: Sequence[int]
 ) -> Callable[[Sequence[Any]], None]:
-    """Return a launch of a compiled kernel that takes the arguments which move, as places has them.
+    """Return a launch of a compiled kernel that takes the values of its moving arguments.
 
-    arguments: all of the kernel's, in order. places: of those that move among them. A pointer may
-        be given as an address; where a descriptor is here, one comes in each launch.
+    Args:
+        arguments: all arguments of the kernel, in order. A descriptor marks the place of one.
+        places: the indices of the moving arguments. A pointer may be passed as an address.
     """
     grid = (*grid, 1, 1)[:3]
-    bound = compiled[grid]  # it loads the kernel, too
-    stay = list(arguments)
+    bound = compiled[grid]  # this also loads the kernel
+    constant = list(arguments)
 
     def by_triton(values: Sequence[Any]) -> None:
-        now = stay.copy()
+        complete = constant.copy()
         for place, value in zip(places, values, strict=True):
-            now[place] = value
-        bound(*now)
+            complete[place] = value
+        bound(*complete)
 
     driver = _driver_of(compiled)
     if driver is None:
@@ -249,15 +256,15 @@ def direct_launch(
     device, stream_of = active.get_current_device(), active.get_current_stream
     before = [*grid, 0, compiled.function, launch.launch_cooperative_grid, launch.launch_pdl]
     before += [None, None, compiled.packed_metadata, None, None, None]
-    # With descriptors it is a function that has the C function in its closure.
+    # With descriptors, `launch.launch` is a Python function with the C function in its closure.
     inner = getclosurevars(launch.launch).nonlocals if isfunction(launch.launch) else {}
     call = inner.get("launcher", launch.launch)
     metadata = list(inner.get("tensordesc_meta", []))
 
-    # A descriptor is several arguments of the C function, and so moves what is behind it.
+    # A descriptor takes several arguments of the C function, which shifts the later ones.
     laid_out, starts = before, []
     encoders: list[tuple[int, Any, dict[int, tuple[Any, list[Any]]]]] = []
-    for i, value in enumerate(stay):
+    for i, value in enumerate(constant):
         starts.append(len(laid_out))
         if i in inner.get("tensordesc_indices", ()):
             described = metadata.pop(0)
@@ -265,33 +272,33 @@ def direct_launch(
             laid_out = laid_out + driver.make_tensordesc_arg(value, described)
         else:
             laid_out = [*laid_out, value]
-    moved = [starts[place] for place in places]
+    shifted = [starts[place] for place in places]
 
-    def at_once(values: Sequence[Any]) -> None:
+    def directly(values: Sequence[Any]) -> None:
         for hook in (hooks.launch_enter_hook, hooks.launch_exit_hook):
-            if getattr(hook, "calls", hook):  # somebody has set it, such as a profiler
+            if getattr(hook, "calls", hook):  # a profiler, for example, has set it
                 by_triton(values)
                 return
-        now = laid_out.copy()
-        now[_STREAM] = stream_of(device)
-        for place, value in zip(moved, values, strict=True):
-            now[place] = value
+        complete = laid_out.copy()
+        complete[_STREAM] = stream_of(device)
+        for place, value in zip(shifted, values, strict=True):
+            complete[place] = value
         for place, described, encoded in encoders:
-            value = now[place]
-            known = encoded.get(id(value))
-            if known is None:
+            value = complete[place]
+            entry = encoded.get(id(value))
+            if entry is None:
                 if len(encoded) >= MAX_KEYS:
                     encoded.clear()
-                # It is kept, too, so that no other has its id.
-                known = encoded[id(value)] = (value, driver.make_tensordesc_arg(value, described))
-            now[place : place + len(known[1])] = known[1]
-        call(*now)
+                # The entry keeps the descriptor alive, so that no other object has its id.
+                entry = encoded[id(value)] = (value, driver.make_tensordesc_arg(value, described))
+            complete[place : place + len(entry[1])] = entry[1]
+        call(*complete)
 
-    return at_once
+    return directly
 
 
 def _driver_of(compiled: Any) -> ModuleType | None:
-    """The module of Triton's launcher, if it is the one that is known here and needs no memory."""
+    """Return the module of Triton 3.6's launcher; None for another, or if it needs memory."""
     launch: Any = getattr(compiled, "run", None)
     module = getattr(type(launch), "__module__", "")
     if module != "triton.backends.nvidia.driver":

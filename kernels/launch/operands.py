@@ -1,4 +1,4 @@
-"""A request as kernels take it: operands, shares of the work, and which numbers are of each row."""
+"""The arguments of kernels that a request determines: operands, grid, biases, mask, row flags."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ WORDS_AT_ONCE = 128
 
 
 class Operands(NamedTuple):
-    """How a kernel loads the matrices, and the programs that share the work.
+    """The matrix operands and the grid of a launch.
 
-    load: (hidden, weight) -> both as the kernel takes them: descriptors, or the tensors.
-    programs_v: that share the vocabulary, for each block of rows.
-    grid: blocks of rows times programs_v.
-    tiles: what a kernel must be compiled with for it.
-    handed: fp32 numbers of scratch for sums that programs hand over (fused.hopper.split).
+    Attributes:
+        load: (hidden, weight) -> the kernel's arguments for them: descriptors, or the tensors.
+        programs_v: the programs that share the vocabulary, for each block of rows.
+        grid: (blocks of rows times programs_v,).
+        tiles: compile-time constants of the kernel.
+        handed: fp32 numbers in the workspace for partial sums (fused.hopper.split).
     """
 
     load: Callable[[Tensor, Tensor], tuple[Any, Any]]
@@ -39,7 +40,7 @@ class Operands(NamedTuple):
 
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
-    """How the portable kernel loads hidden [B, D] and the first V rows of weight."""
+    """Return the portable kernel's operands for hidden [B, D] and the first V rows of weight."""
     use_tma = tma_possible(hidden, weight)
     blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
@@ -70,13 +71,13 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
 def vocab_programs(
     blocks_b: int, V: int, block_v: int, device: torch.device, per_sm: int = 1
 ) -> int:
-    """Programs that share the vocabulary, for each block of rows: one wave, none without a tile."""
+    """Return how many programs share the vocabulary: one wave, and at least one tile for each."""
     programs = multiprocessors(device) * per_sm
     return max(1, min(programs // blocks_b, triton.cdiv(V, block_v)))
 
 
 class Address(NamedTuple):
-    """What a descriptor needs of a tensor; it keeps no memory alive, so it may be cached."""
+    """The address and dtype of a tensor for a descriptor, which does not keep the tensor alive."""
 
     address: int
     dtype: torch.dtype
@@ -88,7 +89,7 @@ class Address(NamedTuple):
 def matrix_operand(
     matrix: Tensor, rows: int, cols: int, use_tma: bool
 ) -> Tensor | TensorDescriptor:
-    """A descriptor for boxes [rows, cols], or the tensor where TMA cannot load it."""
+    """Return a descriptor for boxes [rows, cols], or the tensor if TMA cannot load it."""
     if not use_tma:
         return matrix
     if matrix.is_cpu:  # the interpreter reads the tensor
@@ -96,7 +97,7 @@ def matrix_operand(
     return _descriptor(matrix.data_ptr(), matrix.dtype, *matrix.shape, rows, cols)
 
 
-@lru_cache(maxsize=4096)  # to check one takes longer than to find it
+@lru_cache(maxsize=4096)  # constructing a descriptor takes longer than looking it up
 def _descriptor(
     address: int, dtype: torch.dtype, rows: int, cols: int, box_rows: int, box_cols: int
 ) -> Any:
@@ -105,7 +106,7 @@ def _descriptor(
 
 
 class Processing(NamedTuple):
-    """What a request does to the logits, as the kernels take it; mask is packed."""
+    """The biases and the packed mask of a request: arguments of kernels."""
 
     bias: Tensor | None
     row_bias: Tensor | None
@@ -113,24 +114,23 @@ class Processing(NamedTuple):
     mask_words: int
 
 
-_AS_THEY_ARE = Processing(None, None, None, 0)
+_NO_PROCESSING = Processing(None, None, None, 0)
 
 
 def processing(request: Request) -> Processing:
-    """The biases and the mask of a request."""
+    """Return the biases and the mask of a request, packed if it is a bool mask."""
     bias, mask = request.bias, request.mask
     if bias is None and mask is None:
-        return _AS_THEY_ARE
+        return _NO_PROCESSING
     if mask is not None and mask.dtype == torch.bool:
         mask = pack_mask(mask)
-    whole = bias is not None and bias.ndim == 2
-    return Processing(
-        None if whole else bias, bias if whole else None, mask, 0 if mask is None else mask.shape[1]
-    )
+    by_row = bias is not None and bias.ndim == 2
+    words = 0 if mask is None else mask.shape[1]
+    return Processing(None if by_row else bias, bias if by_row else None, mask, words)
 
 
 def per_row(request: Request) -> dict[str, bool]:
-    """Which numbers of a request are of each row, as the kernels are compiled for it."""
+    """Return the compile-time flags of the inputs that each row has its own value of."""
     return {
         "SEED_PER_ROW": request.seed.numel() > 1,
         "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
@@ -139,12 +139,12 @@ def per_row(request: Request) -> dict[str, bool]:
 
 
 def scale_per_row(request: Request) -> bool:
-    """Whether each token has a scale of its own."""
+    """Return whether each token has a scale."""
     return request.scale is not None and request.scale.ndim == 1
 
 
 def greedy(request: Request) -> bool:
-    """Whether all rows are: none of them needs noise."""
+    """Return whether all rows are greedy, so that no noise is needed."""
     temperature = request.temperature
     return not isinstance(temperature, Tensor) and temperature < SMALLEST
 
@@ -170,7 +170,7 @@ def _pack_mask_kernel(
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """bool [B, V] -> int32 [B, ceil(V / 32)], token v in bit v % 32 of word v // 32."""
+    """Pack bool [B, V] into int32 [B, ceil(V / 32)], token v in bit v % 32 of word v // 32."""
     B, V = mask.shape
     words = torch.empty(B, triton.cdiv(V, 32), dtype=torch.int32, device=mask.device)
     with launching_on(mask.device):

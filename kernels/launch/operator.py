@@ -1,10 +1,9 @@
-"""What a public call launches, as an operator that torch knows: one form for all families.
+"""torch operators for the launches of public calls, in one form for all families of kernels.
 
-As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
-checked by the public call, and its results are written to tensors of the caller's. An operator
-takes tensors and numbers only, so values are taken apart here by their names, and put together
-again. A call that neither of the two sees does not use the operator: torch's way to one that is
-written in Python takes the host longer than the launch.
+torch.compile and fake tensors see a launch as one opaque node. The public call has checked the
+arguments and allocated the results. An operator takes tensors and numbers only, so the named values
+of a call are packed into lists and unpacked again. An eager call does not use the operator: torch's
+dispatch of a Python operator takes the host longer than the launch.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench.kernels.checks.keys import Keyed, by_key
+from fsbench.kernels.checks.identity import Keyed, by_key
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
 Run = Callable[[dict[str, Any], dict[str, Tensor]], None]
-"""(values by name, without those that are None; the tensors to write to, by name) -> launched."""
+"""(values by name, without None; the tensors to write to, by name) -> None: launch."""
 
 CONFIGS: dict[str, Callable[..., Any]] = {
     config.__name__: config
@@ -31,15 +30,15 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether torch traces a call on this tensor: it compiles, or the tensor is fake."""
+    """Return whether torch traces a call on this tensor: torch compiles, or the tensor is fake."""
     return torch.compiler.is_compiling() or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
 
 
 def as_operator(name: str, run: Run) -> Run:
-    """Register torch.ops.fsbench.<name> and return the call of it that does what `run` does.
+    """Register `run` as torch.ops.fsbench.<name> and return a function that calls the operator.
 
     Values may be tensors, floats, integers, flags, strings without separators, configs, objects
-    with a key (checks.keys), and None, which is left out.
+    with a key (checks.identity), and None, which is skipped.
     """
 
     def carry_out(
@@ -59,7 +58,7 @@ def as_operator(name: str, run: Run) -> Run:
 
     @operator.register_fake
     def _(*arguments: object) -> None:
-        """Shapes need no inference: the results are the caller's tensors."""
+        """Do nothing: the results are the caller's tensors."""
 
     def call(values: dict[str, Any], results: dict[str, Tensor]) -> None:
         operator(*arguments_of(values, results))
@@ -68,13 +67,13 @@ def as_operator(name: str, run: Run) -> Run:
 
 
 def arguments_of(values: dict[str, Any], results: dict[str, Tensor]) -> tuple[Any, ...]:
-    """Return what the operator takes for these values and results."""
+    """Return the operator's arguments for these values and results."""
     layout, *packed = pack(values)
     return f"{';'.join(results)}|{layout}", *packed, list(results.values())
 
 
 def pack(values: dict[str, Any]) -> tuple[str, list[Tensor], list[float], list[int]]:
-    """Return the layout, "name:kind" or "name:kind:text" of each value, and what is no text."""
+    """Return the layout, "name:kind" or "name:kind:text" of each value, and the numbers."""
     parts: list[str] = []
     tensors: list[Tensor] = []
     floats: list[float] = []
@@ -107,6 +106,7 @@ def pack(values: dict[str, Any]) -> tuple[str, list[Tensor], list[float], list[i
 def unpack(
     layout: str, tensors: Sequence[Tensor], floats: Sequence[float], integers: Sequence[int]
 ) -> dict[str, Any]:
+    """Return the values by name; the inverse of `pack`."""
     numbered = {"tensor": iter(tensors), "float": iter(floats), "integer": iter(integers)}
     values: dict[str, Any] = {}
     for part in layout.split(";"):

@@ -1,4 +1,4 @@
-"""`QuantizedHead`: an LM head of one-byte numbers with their scales, and how one is made."""
+"""`QuantizedHead`: an LM head of int8 or fp8 weights with scales; `quantize_head` makes one."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import FLOATS, check_matrix, check_tensor
+from fsbench.kernels.checks.tensors import FLOATS, check_matrix, check_tensor, without_autocast
 from fsbench.kernels.checks.values import check_flag, either
 
 LARGEST_NUMBERS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The dtypes of a quantized weight, and the largest number that is made of an entry."""
+"""The dtypes of a quantized weight, and the largest number of each."""
 _SMALLEST_SCALE = 2.0**-126
-_AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
+_AT_ONCE = 1 << 24  # entries that are converted at once: 128 MiB in float64, twice
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedHead:
-    """A head that is quantized itself: the logit of token v is scale[v] (hidden . weight[v]).
+    """A quantized LM head: the logit of token v is scale[v] (hidden . weight[v]).
 
-    weight: [V, D] int8 or float8_e4m3fn, contiguous.
-    scale: fp32 [V], or of no dimension for the whole weight, on its device. One that is negative
-        or not finite makes the logits of its tokens NaN, so that no row has a draw; the host does
-        not look.
+    Args:
+        weight: int8 or float8_e4m3fn [V, D], contiguous.
+        scale: fp32 [V], or a scalar tensor for the whole weight, on the same device. A scale that
+            is negative or not finite makes the logits of its tokens NaN, so that no row has a draw.
+            The host does not read the scales.
 
     Raises:
-        InvalidType, InvalidArgument: a part of another type, dtype, shape, layout or device.
+        InvalidType, InvalidArgument: a wrong type, dtype, shape, layout or device.
     """
 
     weight: Tensor
@@ -43,7 +43,7 @@ class QuantizedHead:
 
 
 def _check_scale_shape(scale: Tensor, num_rows: int) -> None:
-    """Refuse scales of blocks, which checkpoints of DeepSeek and compressed-tensors have."""
+    """Raise InvalidArgument for scales per block, as in DeepSeek and compressed-tensors."""
     if scale.ndim != 2:
         return
     advice = "scales per block are not supported: multiply the weight by its scales, and pass the "
@@ -62,12 +62,13 @@ def quantize_head(
 ) -> QuantizedHead:
     """Round weight [V, D] to int8 or float8_e4m3fn on its device.
 
-    A scale is the largest entry of the row, or with per_row=False of the weight, over 127 or 448.
-    It waits for the GPU, once. The result has no gradient, and does not follow the weight.
+    A scale is the largest absolute value of the row (with per_row=False of the weight), divided by
+    127 or 448. The host waits for the GPU once. The result has no gradient, and later changes of
+    the weight do not affect it.
 
     Raises:
-        InvalidType: not a matrix of bf16, fp16 or fp32, or a dtype that is none of the two.
-        InvalidArgument: empty, not contiguous, or with an entry that is not finite.
+        InvalidType: weight is not bf16, fp16 or fp32, or dtype is not one of the two.
+        InvalidArgument: weight is not a matrix, empty, not contiguous, or has a non-finite entry.
     """
     weight = check_matrix("weight", weight)
     check_tensor("weight", weight, FLOATS, [tuple(weight.shape)], weight.device)
@@ -75,9 +76,11 @@ def quantize_head(
         raise InvalidType(f"dtype: expected {either([*LARGEST_NUMBERS])}; got {dtype}")
     blocks = weight.detach().split(max(1, _AT_ONCE // weight.shape[1]))
     largest = torch.cat([block.abs().amax(1) for block in blocks]).double()
-    wrong = (~largest.isfinite()).nonzero()
-    if len(wrong):
-        raise InvalidArgument(f"weight: expected finite entries; got others in row {int(wrong[0])}")
+    not_finite = (~largest.isfinite()).nonzero()
+    if len(not_finite):
+        raise InvalidArgument(
+            f"weight: expected finite entries; got NaN or inf in row {int(not_finite[0])}"
+        )
     if not check_flag("per_row", per_row):
         largest = largest.amax()
     scale = (largest / LARGEST_NUMBERS[dtype]).float().clamp_min(_SMALLEST_SCALE)

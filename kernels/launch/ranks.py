@@ -1,8 +1,8 @@
-"""Where drawn tokens stand among stored logits: rank, log-probability, the largest of a row.
+"""Ranks, log-probabilities and the largest logits, computed from stored logits.
 
-The largest logit of each group of 32 tokens is in memory, so of the row itself only the groups are
-read that hold something larger than what is asked about. For the rank of an unlikely token these
-are most of the row, so many programs share them. The rest is done by one program for each row.
+The largest logit of each group of 32 tokens is stored as well, so the kernels read only the groups
+with a logit above a limit. For the rank of an unlikely token these are most of the row, so many
+programs share a row. Everything else is done by one program per row.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fsbench.kernels.noise.group import token_of_member
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
 
 ROOM = tl.constexpr(512)
-"""Tokens of a row that may be among the largest, at most; with more, the row is searched."""
+"""The most candidates for a row's largest tokens; with more candidates the row is searched."""
 PARTS = tl.constexpr(64)
-"""Parts of a row's groups: the nth largest of their maxima is no larger than the nth logit."""
+"""Parts of a row's groups: the nth largest of their maxima is at most the nth largest logit."""
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
 AT_ONCE = tl.constexpr(32)
 LISTED_AT_ONCE = tl.constexpr(256)
-"""Groups of a list that are read at once."""
+"""Listed groups that are read at once."""
 RANKED_AT_ONCE = tl.constexpr(64)
 """Groups of which a program counts larger logits at once."""
 SEARCHED = tl.constexpr(4096)
 """Tokens that are searched at once."""
 
 PROGRAMS = 1024
-"""Programs that count for ranks: about what fits on a large GPU at once."""
+"""Programs that count for ranks: about as many as run on a large GPU at once."""
 
 
 @triton.jit(do_not_specialize=["samples"])
@@ -54,28 +54,28 @@ def rank_kernel(
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * stride
     for i in range(samples):
-        at = row.to(tl.int64) * samples + i
-        token = tl.load(tokens_ptr + at)
+        offset = row.to(tl.int64) * samples + i
+        token = tl.load(tokens_ptr + offset)
         limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
         count = _larger(logits_ptr, largest_ptr, limit, row, tl.num_programs(0), stride // 32)
         if count > 0:
-            tl.atomic_add(counts_ptr + at, count.to(tl.int64))
+            tl.atomic_add(counts_ptr + offset, count.to(tl.int64))
         tl.debug_barrier()
-        if tl.atomic_add(arrivals_ptr + at, 1) == tl.num_programs(1) - 1:
-            tl.atomic_xchg(arrivals_ptr + at, 0)
-            rank = (tl.atomic_xchg(counts_ptr + at, LOWEST_KEY) - LOWEST_KEY).to(tl.int32)
-            tl.store(rank_ptr + at, tl.where(token >= 0, rank, -1))
+        if tl.atomic_add(arrivals_ptr + offset, 1) == tl.num_programs(1) - 1:
+            tl.atomic_xchg(arrivals_ptr + offset, 0)
+            rank = (tl.atomic_xchg(counts_ptr + offset, LOWEST_KEY) - LOWEST_KEY).to(tl.int32)
+            tl.store(rank_ptr + offset, tl.where(token >= 0, rank, -1))
 
 
 @triton.jit
 def _larger(logits_ptr, largest_ptr, limit, row, B, groups):
-    """How many logits are above `limit` in this program's share of a row's groups."""
+    """Count the logits above `limit` in this program's share of a row's groups."""
     count = tl.zeros((RANKED_AT_ONCE,), tl.int32)
     step = tl.num_programs(1) * RANKED_AT_ONCE
     for first in range(tl.program_id(1) * RANKED_AT_ONCE, groups, step):
         group = first + tl.arange(0, RANKED_AT_ONCE)
-        at = largest_ptr + place_of_largest(group, row, B)
-        largest = tl.load(at, mask=group < groups, other=float("-inf"))
+        pointers = largest_ptr + place_of_largest(group, row, B)
+        largest = tl.load(pointers, mask=group < groups, other=float("-inf"))
         token = token_of_member(0, group[:, None], tl.arange(0, 32)[None, :])
         holds = (largest > limit)[:, None]
         y = tl.load(logits_ptr + token, mask=holds, other=float("-inf"))
@@ -84,7 +84,7 @@ def _larger(logits_ptr, largest_ptr, limit, row, B, groups):
 
 
 @triton.jit(do_not_specialize=["programs", "samples", "top"])
-def standing_kernel(
+def top_tokens_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [stride // 128, B, 4] fp32: of each group
     masses_ptr,  # [3, programs, B] int64: see mass_of_programs
@@ -94,7 +94,7 @@ def standing_kernel(
     logprob_ptr,  # [B, samples] fp32, out; or None
     groups_ptr,  # [B, GROUPS] int32, scratch
     keys_ptr,  # [B, ROOM] int64, scratch
-    found_ptr,  # [B] int32, scratch
+    count_ptr,  # [B] int32, scratch: number of keys
     top_tokens_ptr,  # [B, top] int64, out; or None
     top_logprob_ptr,  # [B, top] fp32, out; or None
     stride,
@@ -113,50 +113,50 @@ def standing_kernel(
             masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
         )
         for i in range(samples):
-            of_sample = row.to(tl.int64) * samples + i + tl.arange(0, 1)
-            token = tl.load(tokens_ptr + of_sample)
+            offset = row.to(tl.int64) * samples + i + tl.arange(0, 1)
+            token = tl.load(tokens_ptr + offset)
             y = tl.load(logits_ptr + token, mask=token >= 0, other=0.0)
             logprob = log_probability(y, mass, inverse_temperature)
-            tl.store(logprob_ptr + of_sample, tl.where(token >= 0, logprob, float("nan")))
+            tl.store(logprob_ptr + offset, tl.where(token >= 0, logprob, float("nan")))
     if top_tokens_ptr is not None:
         group = tl.arange(0, GROUPS)
-        at = largest_ptr + place_of_largest(group, row, B)
-        maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
+        pointers = largest_ptr + place_of_largest(group, row, B)
+        maxima = tl.load(pointers, mask=group < stride // 32, other=float("-inf"))
         maxima = tl.where(valid, maxima, float("-inf"))
         groups_ptr += row * GROUPS
         keys_ptr += row * ROOM
-        tl.store(found_ptr + row, 0)
+        tl.store(count_ptr + row, 0)
         order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
         least = _reached(tl.max(order.reshape(GROUPS // PARTS, PARTS), axis=0), top)
         listed = _listed(order >= least, group, groups_ptr)
         for first in range(0, listed, LISTED_AT_ONCE):
             token, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
             taken = (y > float("-inf")) & (ordered(y) >= least)
-            # Always 0, which the compiler does not know: few ask, and each for itself.
+            # Always 0, which the compiler does not know: few threads take a slot, each by itself.
             zero = (token == 0x7FFFFFFF).to(tl.int32)
-            place = tl.atomic_add(found_ptr + row + zero, 1, mask=taken, sem="relaxed")
+            place = tl.atomic_add(count_ptr + row + zero, 1, mask=taken, sem="relaxed")
             tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < ROOM))
         tl.debug_barrier()
-        found = tl.load(found_ptr + row, cache_modifier=".cg")
+        count = tl.load(count_ptr + row, cache_modifier=".cg")
         rows = row + tl.arange(0, 1)
         mass, inverse_temperature = _mass_of_row(
             masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
         )
         places = tl.arange(0, AT_ONCE)
         tl.store(top_tokens_ptr + row * top + places, -1, mask=places < top)
-        nothing = tl.where(valid, float("-inf"), float("nan"))
-        tl.store(top_logprob_ptr + row * top + places, nothing, mask=places < top)
+        missing = tl.where(valid, float("-inf"), float("nan"))
+        tl.store(top_logprob_ptr + row * top + places, missing, mask=places < top)
         tl.debug_barrier()
-        if found <= ROOM:
+        if count <= ROOM:
             place = tl.arange(0, ROOM)
-            keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST_KEY)
+            keys = tl.load(keys_ptr + place, mask=place < count, other=LOWEST_KEY)
             above = tl.zeros((ROOM,), tl.int32)
-            for first in range(0, found, AT_ONCE):
-                there = first + places < found
-                others = tl.load(keys_ptr + first + places, mask=there, other=LOWEST_KEY)
+            for first in range(0, count, AT_ONCE):
+                in_list = first + places < count
+                others = tl.load(keys_ptr + first + places, mask=in_list, other=LOWEST_KEY)
                 above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
-            wanted = (place < found) & (above < top)
-            _store(keys, wanted, row * top + above, mass, inverse_temperature, top_tokens_ptr,
+            is_top = (place < count) & (above < top)
+            _store(keys, is_top, row * top + above, mass, inverse_temperature, top_tokens_ptr,
                    top_logprob_ptr)  # fmt: skip
         else:
             last = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
@@ -167,34 +167,34 @@ def standing_kernel(
 
 
 @triton.jit
-def _listed(wanted, group, groups_ptr):
-    """Write the numbers of the groups that are wanted, and count them.
+def _listed(is_listed, group, groups_ptr):
+    """Write the numbers of the listed groups to memory and count them.
 
-    They are few, of a row's thousands: then no warp waits for the logits of others.
+    A row has thousands of groups and few are listed, so no warp waits for the logits of others.
     """
-    tl.debug_barrier()  # the list before it has been read
-    place = tl.cumsum(wanted.to(tl.int32), 0) - 1
-    tl.store(groups_ptr + place, group, mask=wanted)
+    tl.debug_barrier()  # the previous list has been read
+    slot = tl.cumsum(is_listed.to(tl.int32), 0) - 1
+    tl.store(groups_ptr + slot, group, mask=is_listed)
     tl.debug_barrier()
-    return tl.sum(wanted.to(tl.int32))
+    return tl.sum(is_listed.to(tl.int32))
 
 
 @triton.jit
 def _members_of_listed(first, listed, groups_ptr, logits_ptr):
-    """(tokens, logits) of the members of groups of the list, [LISTED_AT_ONCE, 32] each.
+    """Load (tokens, logits) of the members of listed groups, [LISTED_AT_ONCE, 32] each.
 
-    Behind the end of the list logits are -inf.
+    Logits behind the end of the list are -inf.
     """
     number = first + tl.arange(0, LISTED_AT_ONCE)
-    there = number < listed
-    group = tl.load(groups_ptr + number, mask=there, other=0)
+    in_list = number < listed
+    group = tl.load(groups_ptr + number, mask=in_list, other=0)
     token = token_of_member(0, group[:, None], tl.arange(0, 32)[None, :])
-    return token, tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+    return token, tl.load(logits_ptr + token, mask=in_list[:, None], other=float("-inf"))
 
 
 @triton.jit
 def _mass_of_row(masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW: tl.constexpr):
-    """(the mass of a row, [1] each, its 1 / T)."""
+    """Return (mass of a row, [1] each; its 1 / T)."""
     rows = row + tl.arange(0, 1)
     _, inverse_temperature = temperatures_of_rows(temperature, rows, rows < B, TEMPERATURE_PER_ROW)
     mass = mass_of_programs(masses_ptr, programs, tl.arange(0, 128)[None, :], rows, B)
@@ -203,14 +203,14 @@ def _mass_of_row(masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW:
 
 @triton.jit
 def _reached(order, n):
-    """The nth largest of int32 [PARTS]; LOWEST if that is below it, or if there are fewer."""
+    """Return the nth largest of int32 [PARTS], at least LOWEST."""
     above = tl.sum((order[None, :] > order[:, None]).to(tl.int32), axis=1)
     return tl.maximum(tl.min(tl.where(above < n, order, 0x7FFFFFFF)), LOWEST)
 
 
 @triton.jit
 def _largest_below(logits_ptr, last, stride):
-    """The largest key of a row that is below `last`."""
+    """Return the largest key of a row below `last`."""
     best = tl.full((SEARCHED,), LOWEST_KEY, tl.int64)
     for first in range(0, stride, SEARCHED):
         token = first + tl.arange(0, SEARCHED)
@@ -221,21 +221,21 @@ def _largest_below(logits_ptr, last, stride):
 
 
 @triton.jit
-def _store(keys, wanted, place, mass, inverse_temperature, top_tokens_ptr, top_logprob_ptr):
-    """Tokens and log-probabilities of keys."""
+def _store(keys, mask, offsets, mass, inverse_temperature, top_tokens_ptr, top_logprob_ptr):
+    """Store the tokens and log-probabilities of keys."""
     y = value_of((keys >> 32).to(tl.int32))
     token = 0x7FFFFFFF - (keys & 0x7FFFFFFF)
-    tl.store(top_tokens_ptr + place, token, mask=wanted)
+    tl.store(top_tokens_ptr + offsets, token, mask=mask)
     logprob = log_probability(y, mass, inverse_temperature)
-    tl.store(top_logprob_ptr + place, logprob, mask=wanted)
+    tl.store(top_logprob_ptr + offsets, logprob, mask=mask)
 
 
 def launch_ranks(
     request: Request, stored: StoredLogits, masses: Tensor | None, out: Sample
 ) -> None:
-    """Fill in out.rank, logprob, top_tokens and top_logprob, as far as they are there.
+    """Fill in out.rank, logprob, top_tokens and top_logprob where they are not None.
 
-    masses: of the fused kernel's programs, for log-probabilities.
+    masses: the masses of the fused kernel's programs; needed for log-probabilities.
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
     samples, top = request.num_samples, 0
@@ -259,15 +259,15 @@ def launch_ranks(
     if out.logprob is None and out.top_tokens is None:
         return
     groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
-    listed = keys = found = None
+    group_lists = keys = counts = None
     if out.top_tokens is not None:
         top = out.top_tokens.shape[1]
-        listed = torch.empty(B, groups, dtype=torch.int32, device=device)
+        group_lists = torch.empty(B, groups, dtype=torch.int32, device=device)
         keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
-        found = torch.empty(B, dtype=torch.int32, device=device)
+        counts = torch.empty(B, dtype=torch.int32, device=device)
     assert masses is not None
     launch_kernel(
-        standing_kernel,
+        top_tokens_kernel,
         device,
         (B,),
         logits_ptr=stored.logits,
@@ -277,9 +277,9 @@ def launch_ranks(
         tokens_ptr=out.tokens,
         valid_ptr=out.valid,
         logprob_ptr=out.logprob,
-        groups_ptr=listed,
+        groups_ptr=group_lists,
         keys_ptr=keys,
-        found_ptr=found,
+        count_ptr=counts,
         top_tokens_ptr=out.top_tokens,
         top_logprob_ptr=out.top_logprob,
         stride=stride,

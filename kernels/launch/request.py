@@ -1,4 +1,4 @@
-"""`Request`: the arguments of a public call, checked once, as everything after it takes them."""
+"""`Request`: the checked arguments of a public call, which all later code uses."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
 
 SMALLEST = 2.0**-120
-"""Temperatures below are greedy: noise.contract.SMALLEST_TEMPERATURE, for code without Triton."""
+"""Lower temperatures are greedy: noise.contract.SMALLEST_TEMPERATURE, for code without Triton."""
 
 _CONVERTED_NUMBERS = 2**20
-"""Numbers of a weight that are converted to fp32 at once: 4 MiB."""
+"""Entries of a weight that are converted to fp32 at once: 4 MiB."""
 
 
 class Request(NamedTuple):
-    """The checked arguments of flash_sample, as it documents them.
+    """The checked arguments of `flash_sample`, and some that its internals use.
 
-    weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
-    scale: of a QuantizedHead, whose numbers the weight then has.
-    noise: "group" or "token"; "none" leaves the largest logit; "given" takes the tokens in seed,
-        int64 [B, num_samples], and leaves their log-probabilities.
-    merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
+    Attributes:
+        weight: the weight, or the rows of `shard`, or the numbers of a QuantizedHead.
+        noise: "group" or "token". "target" scores the tokens in seed, int64 [B, num_samples],
+            instead of drawing.
+        shard: the VocabShard, or None.
+        merge_later: return packed candidates (noise.keys) of this weight in place of tokens.
+        scale: the scales of a QuantizedHead, or None.
     """
 
     hidden: Tensor
@@ -55,14 +57,14 @@ class Request(NamedTuple):
     scale: Tensor | None = None
 
     def steps(self) -> Tensor:
-        """Return the offset, or a 0 in its place: int64 [1 or B]."""
+        """Return the offset, int64 [1] or [B]; 0 if it is None."""
         if self.offset is not None:
             return self.offset
         return torch.zeros(1, dtype=torch.int64, device=self.hidden.device)
 
 
 class Filters(NamedTuple):
-    """The checked filters of truncated_sample, as it documents them; top_k is 0 if it is off."""
+    """The checked filters of `truncated_sample`; top_k is 0 if it is off."""
 
     top_k: int | Tensor
     top_p: float | Tensor
@@ -70,7 +72,7 @@ class Filters(NamedTuple):
 
 
 def changes_logits(request: Request) -> bool:
-    """Whether there is a bias or a mask, and with it more for a kernel to hold."""
+    """Return whether the request has a bias or a mask, which take a kernel more registers."""
     return request.bias is not None or request.mask is not None
 
 
@@ -90,18 +92,18 @@ def unchecked_request(
     may_be_sharded: bool = False,
     may_be_quantized: bool = False,
 ) -> Request:
-    """Return the arguments of a public call as they are, before check_request.
+    """Return the arguments of a public call as a Request, for `check_request`.
 
     Args:
-        may_be_sharded, may_be_quantized: whether this call takes a VocabShard, or a QuantizedHead,
-            in place of a weight.
+        may_be_sharded, may_be_quantized: whether the call accepts a VocabShard, or a QuantizedHead,
+            as a weight.
 
     Raises:
         InvalidArgument: the weight of a VocabShard has changed.
     """
     shard = scale = None
     rows: Any = weight
-    if type(weight) is Tensor:  # as most are
+    if type(weight) is Tensor:  # the most frequent case
         pass
     elif may_be_sharded and isinstance(weight, VocabShard):
         weight.check_source()
@@ -126,11 +128,13 @@ def unchecked_request(
 
 
 def check_request(request: Request) -> Request:
-    """Return a request with its defaults filled in; flash_sample says what each argument may be.
+    """Check all arguments of a request and return it with defaults filled in.
+
+    `flash_sample` documents the arguments. No values of tensors are read.
 
     Raises:
-        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
-            or range. No tensor's values are looked at: that would wait for the GPU.
+        InvalidType, InvalidArgument: an argument has the wrong type, dtype, shape, device, layout
+            or range.
     """
     shard, scale, vocab_size = request.shard, request.scale, request.vocab_size
     dtypes = () if scale is None else tuple(LARGEST_NUMBERS)
@@ -139,7 +143,7 @@ def check_request(request: Request) -> Request:
     V = weight.shape[0] if shard is None else shard.vocab_size
     if vocab_size is not None:
         if shard is not None:
-            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
+            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has one")
         V = check_integer("vocab_size", vocab_size, 1, V)
     temperature = check_temperature(request.temperature, B, device)
     if request.bias is not None:
@@ -167,15 +171,15 @@ def check_request(request: Request) -> Request:
 def checked_request(
     hidden: Tensor, weight: Tensor | VocabShard | QuantizedHead, **arguments: Any
 ) -> Request:
-    """Return check_request of unchecked_request, which see."""
+    """Return check_request(unchecked_request(...)); `arguments` are those of the latter."""
     return check_request(unchecked_request(hidden, weight, **arguments))
 
 
 @torch.no_grad()
 def raw_logits(request: Request) -> Tensor:
-    """Return hidden @ weight.T in fp32, times the scales, [B, V].
+    """Return hidden @ weight.T times the scales, fp32 [B, V].
 
-    A token whose scale is negative or not finite has NaN, and a token of another rank has 0.
+    A token whose scale is negative or not finite gets NaN. A token of another rank gets 0.
     """
     shard = request.shard
     hidden = request.hidden.float()
@@ -195,8 +199,8 @@ def raw_logits(request: Request) -> Tensor:
 def _multiply(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
     """Store hidden @ weight.T, computed in fp32, into `out`, [B, weight.shape[0]].
 
-    A weight in another dtype is converted a few rows at a time, into a buffer that stays in the
-    cache: converting all of it at once takes ten times as long as the product on a CPU.
+    A weight in another dtype is converted a few rows at a time into a buffer that stays in the
+    cache. Converting all of it at once takes a CPU ten times as long as the product.
     """
     if weight.dtype == torch.float32:
         torch.mm(hidden, weight.T, out=out)

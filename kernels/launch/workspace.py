@@ -1,11 +1,11 @@
-"""Device memory that the last-program-done reduction needs: packed keys and counters.
+"""Workspaces of the last-program-done reduction: packed keys and counters in device memory.
 
-A kernel leaves its workspace as it found it, so no launch has to clear it. What must not happen is
-that two launches in flight share one, or that one enters between two launches of a call, which a
-thread may do: each stream has its own in each thread, and each captured launch keeps one for as
-long as the process lives, because its graph may be replayed at any time on any stream.
-Those of captured launches are cut from a stock that launches outside of captures fill up, since
-clearing fresh memory would add a kernel to the graph.
+A kernel resets its workspace at its end, so no launch has to clear it. Two launches in flight must
+not share a workspace, and no launch may use one between two launches of another call, as another
+thread could. So each stream has a workspace in each thread, and each captured launch keeps one for
+the life of the process: its graph may be replayed at any time on any stream. Captured launches
+take workspaces from a pool, which launches outside of captures refill, because clearing new memory
+would add a kernel to the graph.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from fsbench.kernels.configs.gpu import CPU, stream_handle
 from fsbench.kernels.noise import keys as noise_keys
 
 LOWEST_KEY: int = noise_keys.LOWEST_KEY.value
-_MIN_ROWS = 256  # of a stream's workspace
-_STOCK_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 248
+_MIN_ROWS = 256  # rows of a stream's workspace
+_POOL_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 248
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """keys: int64 [rows], arrivals: int32 [rows]; between calls all LOWEST_KEY and all 0."""
+    """Memory of a launch: keys, int64 [rows], and arrivals, int32 [rows].
+
+    Between calls all keys are LOWEST_KEY and all arrivals 0.
+    """
 
     keys: torch.Tensor
     arrivals: torch.Tensor
@@ -35,14 +38,14 @@ class Workspace:
         return self.keys.shape[0]
 
     def split(self, rows: int) -> tuple[Workspace, Workspace]:
-        """The first `rows` rows, and the rest."""
+        """Return the first `rows` rows, and the other rows."""
         keys, arrivals = self.keys, self.arrivals
         return Workspace(keys[:rows], arrivals[:rows]), Workspace(keys[rows:], arrivals[rows:])
 
 
 _lock = threading.Lock()
 _by_stream: dict[tuple[object, ...], Workspace] = {}
-_stock: dict[torch.device, Workspace] = {}
+_pool: dict[torch.device, Workspace] = {}
 _held: dict[torch.device, int] = {}
 
 
@@ -54,57 +57,56 @@ def _allocate(rows: int, device: torch.device) -> Workspace:
 
 
 def workspace(rows: int, device: torch.device) -> Workspace:
-    """At least `rows` keys and counters for a launch on the current stream of `device`.
+    """Return at least `rows` keys and counters for a launch on the current stream.
 
-    `device` is the current one (launching_on).
-
-    The first call on a device waits for it; so does one that finds the stock half used up.
+    `device` must be the current device (launching_on). The first call on a device waits for it, and
+    so does a call that finds the pool half used.
 
     Raises:
-        CaptureError: during CUDA-graph capture, if the stock does not suffice.
+        CaptureError: the pool has too few rows for a launch that is captured.
     """
     rows = -(-rows // 16) * 16  # keeps the alignment that Triton compiles for
-    if device == CPU:  # the interpreter: launches of a thread run one after the other
+    if device == CPU:  # in the interpreter the launches of a thread run one after the other
         return _of_stream(device, 0, rows)
     capturing = torch.cuda.is_current_stream_capturing()
-    stock = _stock.get(device)
-    if capturing or stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
+    pool = _pool.get(device)
+    if capturing or pool is None or len(pool) < max(_POOL_ROWS // 2, rows):
         with _lock:
             if capturing:
-                return _cut_from_stock(device, rows)
-            _stock[device] = _allocate(max(_STOCK_ROWS, rows), device)
-            # Any stream may use it next, so it must be cleared by then.
+                return _cut_from_pool(device, rows)
+            _pool[device] = _allocate(max(_POOL_ROWS, rows), device)
+            # Any stream may use the pool next, so clearing must be complete.
             torch.cuda.current_stream().synchronize()
     return _of_stream(device, stream_handle(device), rows)
 
 
-def _cut_from_stock(device: torch.device, rows: int) -> Workspace:
-    stock = _stock.get(device)
-    if stock is None or len(stock) < rows:
+def _cut_from_pool(device: torch.device, rows: int) -> Workspace:
+    pool = _pool.get(device)
+    if pool is None or len(pool) < rows:
         raise CaptureError(
             f"the workspaces for captured launches on {device} are used up: launch "
             "once outside of a capture, at this batch size, to have more"
         )
-    own, _stock[device] = stock.split(rows)
-    return own
+    captured, _pool[device] = pool.split(rows)
+    return captured
 
 
 def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
     size = max(_MIN_ROWS, 1 << (rows - 1).bit_length())
     key = (device, stream, threading.get_ident(), size)
-    found = _by_stream.get(key)
-    if found is None:
+    cached = _by_stream.get(key)
+    if cached is None:
         with _lock:
-            found = _by_stream[key] = _allocate(size, device)
-    return found
+            cached = _by_stream[key] = _allocate(size, device)
+    return cached
 
 
 def forget_workspaces() -> None:
     """Drop all workspaces. No launch may be in flight, and no captured graph may be replayed."""
-    for cache in (_by_stream, _stock, _held):
+    for cache in (_by_stream, _pool, _held):
         cache.clear()
 
 
 def held_bytes(device: torch.device) -> int:
-    """Device memory of all workspaces on a device, those set aside for captures included."""
+    """Return the bytes of all workspaces on a device, including the pool for captures."""
     return _held.get(device, 0)

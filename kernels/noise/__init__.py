@@ -1,7 +1,6 @@
-"""The noise contract: which random number belongs to which token, and how candidates are packed.
+"""The noise contract: the random number of each token, and packed candidates.
 
-Every kernel that calls device code of another file has some of this folder's, so the keys under
-which Triton keeps kernels are settled here.
+Every kernel imports this folder, so it also settles the keys of Triton's kernel cache.
 
 May import: nothing of kernels but configs.gpu, to launch, and configs.cache_keys.
 """

@@ -1,4 +1,4 @@
-"""The map from random bits to noise, alone: what Provider.noise_map offers to verification."""
+"""`noise_map`: the map from random bits to noise alone, for Provider.noise_map and verification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _noise_map_kernel(codes_ptr, exponential_ptr, gumbel_ptr, n, BLOCK: tl.const
 
 
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """(Exp(1), Gumbel(0, 1)) of 32-bit codes, int64 [n], as the kernels compute them: fp32 [n]."""
+    """Map 32-bit codes, int64 [n], to (Exp(1), Gumbel(0, 1)), fp32 [n] each, as kernels do."""
     values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
     with launching_on(codes.device):
         grid = (triton.cdiv(len(codes), CODES_AT_ONCE),)

@@ -25,8 +25,8 @@ approximations cost.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.reaching import reached_by
 from fsbench.kernels.device.rows import of_row
+from fsbench.kernels.device.thresholds import reached_by
 from fsbench.kernels.noise.arithmetic import LOG2_E, halves, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered

@@ -94,7 +94,7 @@ def score(
     check_flag("return_entropy", return_entropy)
     if check_flag("return_rank", return_rank) and request.shard is not None:
         raise InvalidArgument("return_rank: expected False with a VocabShard; got True")
-    request = request._replace(seed=targets.view(B, n), noise="given")
+    request = request._replace(seed=targets.view(B, n), noise="target")
     compute = partial(
         _compute, has_entropy=return_entropy, has_rank=return_rank, kernel=kernel, config=config
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fsbench import reference
-from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.checks.tensors import without_autocast
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Score
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.kernels import screened
-from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.checks.tensors import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import default_configs

@@ -19,8 +19,7 @@ import triton.language as tl
 
 from fsbench.kernels.configs.screen_choice import FILTERED_K
 from fsbench.kernels.device.epilogue import allowed_words, masked, processed, shared_bias
-from fsbench.kernels.device.mainloop import program_share, tile_logits
-from fsbench.kernels.device.prefetch import touch
+from fsbench.kernels.device.mainloop import program_share, tile_logits, touch
 from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.device.stored_logits import place_of_largest, store_largest, store_logits
 from fsbench.kernels.noise.contract import temperatures

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.keys import Keyed
-from fsbench.kernels.checks.source import Source
-from fsbench.kernels.checks.tensors import check_dense, check_tensor
+from fsbench.kernels.checks.identity import Keyed, Source
+from fsbench.kernels.checks.tensors import check_dense, check_tensor, without_autocast
 from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
@@ -40,7 +38,7 @@ class HeadCopy(Keyed):
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
 
     If torch writes to the weight, calls refuse the head until it is refreshed or checked.
-    checks.source says which writes torch does not count; `check` finds those, too.
+    checks.identity says which writes torch does not count; `check` finds those, too.
     """
 
     weight: Tensor
@@ -192,12 +190,12 @@ def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Te
 
 
 def check_weight(weight: object) -> None:
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    if isinstance(weight, torch.Tensor):
-        check_dense("weight", weight)
-    if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
-        got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
+    if not isinstance(weight, Tensor):
+        got = type(weight).__name__
         raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")
+    check_dense("weight", weight)
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {weight.dtype}")
     if weight.ndim != 2 or 0 in weight.shape:
         raise InvalidArgument(f"weight: expected a non-empty matrix; got {list(weight.shape)}")
     if weight.shape[1] > LARGEST_D:

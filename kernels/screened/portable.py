@@ -11,8 +11,14 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import allowed_words
-from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
-from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.device.mainloop import (
+    first_column,
+    load_tile,
+    own_tokens,
+    prefetch,
+    program_share,
+    touch,
+)
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.screened.records import leave_records, list_remaining
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import masked
 from fsbench.kernels.noise.arithmetic import nan_max, pieces
-from fsbench.kernels.noise.words import first_of_word, random_words, split_words
+from fsbench.kernels.noise.contract import first_of_word, random_words, split_words
 from fsbench.kernels.screened.score_bounds import bound_of_key, known_logits, larger, rough_gumbel
 
 

@@ -21,9 +21,8 @@ from fsbench.kernels.device.epilogue import (
 )
 from fsbench.kernels.device.mainloop import own_tokens, tile_logits
 from fsbench.kernels.device.rows import noise_of_rows, settings
-from fsbench.kernels.noise.contract import gumbel, temperatures
+from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
-from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.exact_logits import (
     ask_for_rows,
     exact_logits,

@@ -8,7 +8,7 @@ docs/guide/screened-head.md proves it.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.prefetch import prefetch
+from fsbench.kernels.device.mainloop import prefetch
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
 from fsbench.kernels.screened.bounds import accumulation_error

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
-from fsbench.kernels.noise.packed import unpack
+from fsbench.kernels.shard.vocab_shard import unpack
 
 ROWS_AT_ONCE = 128  # rows per program
 

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks import keys
-from fsbench.kernels.checks.source import Source
+from fsbench.kernels.checks.identity import Keyed, Source
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.shard import AREAS
@@ -45,6 +44,23 @@ class Line(NamedTuple):
     handle: object
 
 
+def pack(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Return int64 keys of scores, rounded to fp32, and tokens, as `noise.keys.ordered_key` does.
+
+    This and `unpack` are for CPUs without Triton.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.long() << 32) | (0x7FFFFFFF - tokens.clamp_min(0))
+
+
+def unpack(keys: Tensor) -> Tensor:
+    """Return the tokens of keys, -1 where the score is not finite, as `token_of_key` does."""
+    ordered = keys >> 32
+    finite = (ordered < 0x7F800000) & (ordered > -0x7F800001)
+    return torch.where(finite, 0x7FFFFFFF - (keys & 0x7FFFFFFF), -1)
+
+
 def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
     """Where shards of these sizes begin, moved up to multiples of SHARD_UNIT; and the last's end.
 
@@ -68,7 +84,7 @@ def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
     return bounds
 
 
-class VocabShard(keys.Keyed):
+class VocabShard(Keyed):
     """The rows of an LM head's weight that this rank has, for flash_sample in place of the weight.
 
     Args:
@@ -138,7 +154,7 @@ class VocabShard(keys.Keyed):
         self.register()
 
     def check_source(self) -> None:
-        """Refuse a weight that was written to since, as far as torch knows (checks.source).
+        """Refuse a weight that was written to since, as far as torch knows (checks.identity).
 
         A split that copies nothing draws from the rows themselves, whatever is in them.
 
@@ -206,13 +222,6 @@ def _process_group(group: object) -> ProcessGroup:
     if not isinstance(found, ProcessGroup):
         raise InvalidType(f"group: expected a process group; got {type(found).__name__}")
     return found
-
-
-def by_key(key: str) -> VocabShard:
-    """The shard of a key, as an operator's argument names it; its rows are checked, too."""
-    shard = keys.by_key(key, VocabShard)
-    shard.check_source()
-    return shard
 
 
 def reachable(shard: VocabShard | None) -> bool:

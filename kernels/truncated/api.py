@@ -10,8 +10,7 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import check_top_k
+from fsbench.kernels.checks.tensors import check_top_k, without_autocast
 from fsbench.kernels.checks.values import (
     MAX_SUPPORT,
     MAX_TOP,

@@ -10,7 +10,7 @@ are few, each is compared with all others instead.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.reaching import three_sums
+from fsbench.kernels.device.thresholds import three_sums
 from fsbench.kernels.noise.keys import LOWEST, ordered, ordered_key, value_of
 
 NOTHING = tl.constexpr((LOWEST.value - 1) << 32)

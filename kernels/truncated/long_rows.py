@@ -17,8 +17,8 @@ import triton.language as tl
 
 from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import place_of_largest
+from fsbench.kernels.noise.contract import split_words
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, token_of_key
-from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import (
     GATHERED,
     MASS_UNITS,

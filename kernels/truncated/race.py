@@ -7,9 +7,8 @@ each other and searches up to GATHERED in registers. With more tokens it reads t
 import triton
 import triton.language as tl
 
-from fsbench.kernels.noise.contract import gumbel
+from fsbench.kernels.noise.contract import bits_of_tokens, first_of_word, gumbel, split_words
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, token_of_key
-from fsbench.kernels.noise.words import bits_of_tokens, first_of_word, split_words
 from fsbench.kernels.truncated.cutoff import (
     FEW_RANKED,
     GATHERED,

@@ -17,9 +17,9 @@ with many programs. A row with top-p alone is planned at once: its draw is teste
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.reaching import places, reached_by
 from fsbench.kernels.device.rows import noise_of_rows, of_row
 from fsbench.kernels.device.stored_logits import place_of_largest
+from fsbench.kernels.device.thresholds import places, reached_by
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import group_of_token, token_of_member

@@ -26,17 +26,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.device.reaching import INTERPRETED
 from fsbench.kernels.device.rows import noise_of_rows, of_row
+from fsbench.kernels.device.thresholds import INTERPRETED
 from fsbench.kernels.launch.launch_cache import launch_kernel
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.noise.arithmetic import LOG2_E
-from fsbench.kernels.noise.contract import temperatures
+from fsbench.kernels.noise.contract import split_words, temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, token_of_key
-from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import MASS_UNITS, first_key
 from fsbench.kernels.truncated.race import RUN, load_runs, race
 from fsbench.kernels.truncated.row_plan import assigned, mass_wanted, pdl_options, wait_for_launch

@@ -70,7 +70,7 @@ def small(monkeypatch, request, effort):
     fits = Check("fit", True, "not asked", p_value=1.0)
     for module, values in (
         (call, {"_ROWS": 16, "_VOCABULARY": 200, "_MASK_ROWS": 4, "all_fit": lambda *_: fits}),
-        (invariance, {"_WHOLE": 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
+        (invariance, {"_BATCH": 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
     ):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)

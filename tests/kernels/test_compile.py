@@ -29,7 +29,7 @@ FEW = (
 )
 UNTUNED = re.compile("everything|D=1000")
 """Calls that nobody has tuned for; rows of the copy are not aligned for D = 1000."""
-SMALL = {"standing", "rank", "sampling_look", "sampling_cutoff", "sampling_race"}
+SMALL = {"top_tokens", "rank", "sampling_look", "sampling_cutoff", "sampling_race"}
 SMALL |= {"sampling_narrow", "sampling_redraw", "akunu_exact", "akunu_faithful", "pivot_search"}
 """Kernels without a matrix product, in which a program has a row's candidates in registers."""
 

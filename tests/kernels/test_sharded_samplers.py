@@ -15,9 +15,9 @@ from fsbench.discover import discover
 from fsbench.kernels import flash_sample
 from fsbench.kernels.flash_sampling_gather import choose_rank, pack_words
 from fsbench.kernels.noise.keys import LOWEST_KEY
-from fsbench.kernels.noise.packed import pack, unpack
 from fsbench.kernels.shard.exchange import AREAS
 from fsbench.kernels.shard.merge_keys import merge_keys
+from fsbench.kernels.shard.vocab_shard import pack, unpack
 from fsbench.problem import Problem
 from fsbench.provider import Shard
 

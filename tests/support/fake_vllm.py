@@ -158,7 +158,7 @@ class GPUModelRunner:
         self.calls.append("shutdown")
 
     def sample(self, hidden_states, input_batch, grammar_output):
-        self.calls.append(("sample", list(input_batch.req_ids)))
+        self.calls.append(list(input_batch.req_ids))
         logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
         if grammar_output is not None:
             self.structured_outputs_worker.apply_grammar_bitmask(
@@ -172,6 +172,10 @@ class GPUModelRunner:
         else:
             output = self.rejection_sampler(logits, input_batch, self.speculator.draft_logits)
         return output, output.num_sampled, output.num_rejected
+
+    def sample_calls(self) -> list[list[str]]:
+        """Return the requests of each call of `sample`."""
+        return [call for call in self.calls if isinstance(call, list)]
 
 
 class GPUModelRunnerV1:

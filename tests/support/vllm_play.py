@@ -1,7 +1,8 @@
-"""An engine's steps around a runner of fake_vllm: requests come, decode, are preempted and go."""
+"""Run an engine's steps on a runner of fake_vllm: requests start, decode, are preempted and end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -37,7 +38,9 @@ KINDS = {
     "many logprobs": {"temperature": 0.8, "logprobs": 30},
     "given logprobs": {"logprob_token_ids": [3, 500]},
 }
-"""Kind of request -> what it asks for."""
+"""Kind of request -> its sampling parameters."""
+BY_VLLM = ("many logprobs", "given logprobs")
+"""Kinds for which vLLM computes the log-probabilities of tokens other than the sampled one."""
 PROMPT = [11, 12, 13, 5]
 
 
@@ -45,8 +48,19 @@ def request(kind: str, seed: int | None = 7):
     return params(**KINDS[kind], seed=seed)
 
 
+def grammars(names: Iterable[str]) -> dict[str, list[int]]:
+    """Return the tokens that a grammar allows, for the requests that are named after one."""
+    return {name: GRAMMAR for name in names if name.startswith("grammar")}
+
+
+def hidden_state(tokens: list[int]) -> torch.Tensor:
+    """Return the hidden state [D] behind these tokens, a function of nothing else."""
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**62)
+    return torch.randn(D, generator=generator, dtype=torch.float32)
+
+
 class Play:
-    """Requests by name. Hidden states are a function of a request's tokens, and of nothing else."""
+    """Requests of a runner, by name."""
 
     def __init__(self, runner: Any, dtype: torch.dtype = torch.bfloat16):
         self.runner, self.dtype = runner, dtype
@@ -59,7 +73,7 @@ class Play:
     def add(
         self, name: str, params: Any, prompt: list[int], output: list[int] | None = None
     ) -> None:
-        """A new request, or one that comes back with the tokens that it has."""
+        """Add a request; `output`: the tokens that a preempted one has already."""
         slot = self._free.pop()
         states = self.runner.req_states
         states.tokens[slot] = [*prompt, *(output or [])]
@@ -72,7 +86,7 @@ class Play:
         self.slots[name], self.params[name], self._fed[name] = slot, params, 0
 
     def remove(self, name: str) -> tuple[list[int], list[int]]:
-        """(prompt, output) of a request that ends or is preempted."""
+        """End a request; return (prompt, output)."""
         slot = self.slots.pop(name)
         self._free.append(slot)  # the next request takes it, as in vLLM
         prompt = int(self.runner.req_states.prompt_len.np[slot])
@@ -95,9 +109,11 @@ class Play:
         chunk: int | None = None,
         drafts: dict[str, list[int]] | None = None,
     ) -> tuple[torch.Tensor, InputBatch]:
-        """(hidden states with padding behind, the batch).
+        """Return (hidden states, padded with NaN; the batch).
 
-        chunk: tokens of a prompt at most. drafts: of requests, by name.
+        Args:
+            chunk: most tokens of a prompt per step.
+            drafts: request -> its drafts.
         """
         states = self.runner.req_states
         slots = np.array([self.slots[name] for name in names], np.int32)
@@ -107,12 +123,10 @@ class Play:
             tokens = states.tokens[slot] + (drafts or {}).get(name, [])
             first = self._fed[name]
             last = len(tokens) if chunk is None else min(len(tokens), first + chunk)
-            for at in range(first, last):
-                seed = hash(tuple(tokens[: at + 1])) % 2**62
-                generator = torch.Generator().manual_seed(seed)
-                hidden.append(torch.randn(D, generator=generator, dtype=torch.float32))
-                positions.append(at)
-                ids.append(tokens[at])
+            for position in range(first, last):
+                hidden.append(hidden_state(tokens[: position + 1]))
+                positions.append(position)
+                ids.append(tokens[position])
             self._fed[name] = last
             lengths.append(last)
             last_rows += range(len(positions) - count, len(positions))
@@ -146,9 +160,11 @@ class Play:
         chunk: int | None = None,
         drafts: dict[str, list[int]] | None = None,
     ) -> Any:
-        """Feed these requests, and give them their tokens.
+        """Feed requests, append the tokens that they get, and return the SamplerOutput.
 
-        allowed: tokens of a grammar by name, the same at all rows of a request or a list of each.
+        Args:
+            allowed: request -> tokens that its grammar allows; a list for each of its rows, or one
+                list for all.
         """
         names = list(self.slots) if names is None else names
         hidden, batch = self.batch(names, chunk, drafts)
@@ -169,17 +185,17 @@ class Play:
                 tensors = output.logprobs_tensors
                 if tensors is not None:
                     starts = tensors.cu_num_generated_tokens
-                    at = place + (row if starts is None else starts[row])
-                    self.logprobs.setdefault(name, []).append([each[at] for each in tensors[:3]])
+                    index = place + (row if starts is None else starts[row])
+                    self.logprobs.setdefault(name, []).append([each[index] for each in tensors[:3]])
             self._fed[name] = len(self.runner.req_states.tokens[slot]) - 1
         return output
 
 
 class Recording:
-    """A draw that keeps what it is given. real: it draws, too; else all tokens are 0."""
+    """A draw that keeps its inputs. real: whether it draws; else all tokens are 0."""
 
     def __init__(self, draw: Any, real: bool = True):
-        self.able, self.screens, self.rows = draw.able, draw.screens, []
+        self.supported, self.screens, self.rows = draw.supported, draw.screens, []
         self._draw = draw if real else None
 
     def __call__(self, rows: Rows) -> DrawResult:
@@ -192,15 +208,15 @@ class Recording:
 def grammar(
     allowed: dict[str, list[Any]] | None, drafts: dict[str, list[int]]
 ) -> GrammarOutput | None:
-    """What the scheduler sends for requests with these tokens allowed: see Play.step."""
+    """Return what the scheduler sends for these grammars; arguments as in Play.step."""
     if not allowed:
         return None
-    of_rows = []
+    masks: list[Any] = []
     for name, tokens in allowed.items():
-        one = isinstance(tokens[0], int)
-        of_rows += [tokens] * (1 + len(drafts.get(name, []))) if one else tokens
-    bits = np.zeros((len(of_rows), -(-V // 32)), np.uint32)
-    for row, tokens in enumerate(of_rows):
+        shared = isinstance(tokens[0], int)
+        masks += [tokens] * (1 + len(drafts.get(name, []))) if shared else tokens
+    bits = np.zeros((len(masks), -(-V // 32)), np.uint32)
+    for row, tokens in enumerate(masks):
         for token in tokens:
             bits[row, token // 32] |= np.uint32(1 << (token % 32))
     return GrammarOutput(list(allowed), bits.view(np.int32))

@@ -10,5 +10,5 @@ from fsbench.lazy import lazy_getattr
 if TYPE_CHECKING:
     from fsbench.kernels.fused.hopper import operands as operands
 else:
-    # Gluon is an experimental part of Triton: what the portable kernel serves does without.
+    # Gluon is an experimental part of Triton, which the portable kernel does not need.
     __getattr__ = lazy_getattr(__name__, "operands")

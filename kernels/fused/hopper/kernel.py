@@ -1,30 +1,28 @@
-"""Device code of FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon.
+"""The Hopper kernel in Gluon: TMA, wgmma and warp specialization.
 
-A program has one warp that loads and one to three warpgroups that compute. The loader copies tiles
-of weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of
-hidden with all of a tile's tokens and then lets the logits enter its running candidates, while the
-loader runs ahead. docs/design/kernels.md has a figure.
+A program has one loading warp and one to three computing warpgroups. The loading warp copies tiles
+of weight and hidden into a ring buffer. Each computing warpgroup multiplies its 64 rows of hidden
+with a tile's tokens and merges the logits into its running candidates while the loads run ahead.
+docs/design/kernels.md has a figure.
 
-What the logits and the noise are, and what a program leaves behind, is that of
-fused.portable, bit for bit.
+Logits, noise and the contents of the workspace are bitwise those of fused.portable.
 
-Functions hand on tuples. What is absent is an empty one, as None cannot be in a tuple:
+Functions pass tuples on. An absent element is (), because a tuple cannot contain None:
 
-    ring        (tiles of weight, tiles of hidden, barriers of what is loaded, of what is free)
-    share       (first row, number among the programs of these rows, how many these are,
-                first token, tokens of this rank)
+    ring        (tiles of weight, tiles of hidden, barriers of loaded and of free stages)
+    share       (first row, index among the programs of these rows, number of these programs,
+                first token, number of tokens of this rank)
     sizes       (B, V, D, mask_words, first_sample, samples)
     noise       (seed_ptr, (offset_ptr,), temperature)
     processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
     scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
     scores      (entropy_ptr,), (rank_ptr, limits_ptr)
-    handing     (sums_ptr, flags_ptr), where blocks are split: see split
+    handing     (sums_ptr, flags_ptr): partial sums of split blocks, see fused.hopper.split
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.device.given import scored, store_rank
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.hopper_mainloop import (
     PAIR,
@@ -41,13 +39,14 @@ from fsbench.kernels.device.mass import (
     mass_of_programs,
 )
 from fsbench.kernels.device.rows import temperatures_of_rows
+from fsbench.kernels.device.targets import scored, store_rank
 from fsbench.kernels.fused.hopper.quantized import (
     COLUMNS,
     compute_bytes,
     load_bytes,
-    own_sums,
     ring_of_bytes,
     share_of_blocks,
+    sums_of_program,
 )
 from fsbench.kernels.fused.hopper.split import compute_pieces, load_pieces, program_of_block
 from fsbench.kernels.fused.hopper.warpgroup import compute
@@ -57,11 +56,11 @@ from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 LOADER_REGISTERS = gl.constexpr(24)
 """Registers of a thread of the loading warp."""
 SECOND_OF_TWO = gl.constexpr(232)
-"""Of the second warpgroup of two; the first one gets the rest."""
+"""Registers of a thread of the second warpgroup of two; the first gets the remaining ones."""
 OTHERS_OF_THREE = gl.constexpr(160)
-"""Of the second and the third of three."""
+"""Registers of a thread of the second and the third warpgroup of three."""
 MASSES_AT_ONCE = gl.constexpr(16)
-"""Masses that a thread has in registers when it adds up those of all programs."""
+"""Masses that a thread keeps in registers while it adds up those of all programs."""
 
 
 @gluon.constexpr_function
@@ -77,7 +76,7 @@ def _finish(
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
     BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
-    """The last program of a block of rows: decode its tokens, reset the workspace."""
+    """Decode the tokens of a block of rows and reset the workspace, in the block's last program."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
     PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
@@ -85,9 +84,9 @@ def _finish(
     parts_v = programs_v * 2 if QUANTIZED or PAIRED else programs_v
     entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
-    there = row < B
+    mask = row < B
     if SPAN > BLOCK_B:
-        there &= row < b0 + BLOCK_B
+        mask &= row < b0 + BLOCK_B
     if masses_ptr is not None:
         _, inverse_temperature = temperatures_of_rows(
             temperature, row, row < B, TEMPERATURE_PER_ROW
@@ -96,56 +95,60 @@ def _finish(
         MOMENT: gl.constexpr = len(entropy_ptr) > 0
         mass = mass_of_programs(masses_ptr, parts_v, program, row, B, MOMENT)
         if RANKS > 1:
-            mass = mass_of_ranks(mass, row, there, line, RANKS, WATCH)
+            mass = mass_of_ranks(mass, row, mask, line, RANKS, WATCH)
     for i in gl.static_range(N):
-        at = row * N + i
+        offsets = row * N + i
         lowest = row.to(gl.int64) * 0 + LOWEST_KEY
-        key = gl.atomic_xchg(keys_ptr + at, lowest, mask=there, sem="relaxed")
+        key = gl.atomic_xchg(keys_ptr + offsets, lowest, mask=mask, sem="relaxed")
         chosen = ()
         if winners_ptr is not None:
             token = token_of_key(key)
-            own = token - first_token
+            local_token = token - first_token
             if QUANTIZED:
                 source = program_of_block(
-                    own // 256, share_of_blocks(share)[4], programs_v, D, COLUMNS
+                    local_token // 256, share_of_blocks(share)[4], programs_v, D, COLUMNS
                 )
-                source = source * 2 + own // 128 % 2
+                source = source * 2 + local_token // 128 % 2
             elif SPLIT:
-                source = program_of_block(own // 128, num_tokens, programs_v, D, BLOCK_D)
+                source = program_of_block(local_token // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
-                source = program_of(own, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+                source = program_of(local_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
             if PAIRED:
                 _, tail = schedule(num_tokens, programs_v, BLOCK_V)
-                second = (row - b0 >= 4 * ROWS) & (own // 128 % 2 == 1) & (own < tail * 128)
+                second = (
+                    (row - b0 >= 4 * ROWS)
+                    & (local_token // 128 % 2 == 1)
+                    & (local_token < tail * 128)
+                )
                 source = gl.where(second, programs_v + source, source)
             winner = winners_ptr + (source * B + row) * N + i
-            drawn = there & (token >= 0)
+            drawn = mask & (token >= 0)
             logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
             chosen = (logit,)
         if RANKS > 1:
-            key, chosen = best_of_ranks(key, chosen, at, there, line, RANKS, WATCH)
+            key, chosen = best_of_ranks(key, chosen, offsets, mask, line, RANKS, WATCH)
         token = token_of_key(key)
         out = row.to(gl.int64) * samples + first_sample + i
-        gl.store(tokens_ptr + out, key if RANKS == 0 else token.to(gl.int64), mask=there)
+        gl.store(tokens_ptr + out, key if RANKS == 0 else token.to(gl.int64), mask=mask)
         if logprob_ptr is not None:
             logprob = log_probability(chosen[0], mass, inverse_temperature)
-            if NOISE == "given":
-                logprob, valid = scored(targets_ptr, out, there, token, logprob, V)
-                gl.store(valid_ptr + out, valid, mask=there)
+            if NOISE == "target":
+                logprob, valid = scored(targets_ptr, out, mask, token, logprob, V)
+                gl.store(valid_ptr + out, valid, mask=mask)
             else:
                 logprob = gl.where(token >= 0, logprob, float("nan"))
-            gl.store(logprob_ptr + out, logprob, mask=there)
+            gl.store(logprob_ptr + out, logprob, mask=mask)
         if len(ranking) > 0:
-            store_rank(*ranking, targets_ptr, out, there, token, chosen[0], V)
-        if i == 0:  # whether a row has a draw is the same for all of its samples
-            if NOISE != "given":
-                gl.store(valid_ptr + row, token >= 0, mask=there)
+            store_rank(*ranking, targets_ptr, out, mask, token, chosen[0], V)
+        if i == 0:  # all samples of a row are valid, or none is
+            if NOISE != "target":
+                gl.store(valid_ptr + row, token >= 0, mask=mask)
             if logz_ptr is not None:
                 logz = gl.where(token >= 0, log_of_mass(mass), float("nan"))
-                gl.store(logz_ptr + row, logz, mask=there)
+                gl.store(logz_ptr + row, logz, mask=mask)
             if len(entropy_ptr) > 0:
                 entropy = gl.where(token >= 0, entropy_of_mass(mass), float("nan"))
-                gl.store(entropy_ptr[0] + row, entropy, mask=there)
+                gl.store(entropy_ptr[0] + row, entropy, mask=mask)
 
 
 @gluon.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
@@ -153,7 +156,7 @@ def hopper_kernel(
     hidden,  # [B, D] descriptor of boxes [8 .. 64, CHUNK]
     weight,  # [>= num_tokens, D] descriptor of boxes [128, CHUNK]; [128, 2 CHUNK] of one byte
     scale_ptr,
-    seed_ptr,  # this and what follows: as flash_sampling_kernel
+    seed_ptr,  # this and the following: see flash_sampling_kernel
     offset_ptr,
     temperature,
     soft_cap,
@@ -164,7 +167,7 @@ def hopper_kernel(
     arrivals_ptr,
     winners_ptr,
     masses_ptr,
-    sums_ptr,  # fp32, scratch: sums that programs hand over (split); None: no block is split
+    sums_ptr,  # fp32, workspace: partial sums (see split); None: no block is split
     tokens_ptr,
     valid_ptr,
     logprob_ptr,
@@ -188,18 +191,18 @@ def hopper_kernel(
     rank,
     area,
     N: gl.constexpr,
-    NOISE: gl.constexpr,  # as in portable
+    NOISE: gl.constexpr,
     SCALE_PER_ROW: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,
     RANKS: gl.constexpr,
     WATCH: gl.constexpr,
-    WARPGROUPS: gl.constexpr,  # that compute
+    WARPGROUPS: gl.constexpr,  # computing warpgroups
     PAIRED: gl.constexpr,  # two blocks share the rows of their third warpgroup
-    BOXES: gl.constexpr,  # of hidden, by which the rows of one are loaded
+    BOXES: gl.constexpr,  # TMA boxes of hidden for the rows of a warpgroup
     BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbors, not programs apart
+    CONTIGUOUS: gl.constexpr,  # a program's tiles are neighbors; else they are strided
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -240,8 +243,8 @@ def hopper_kernel(
         () if rank_ptr is None else (rank_ptr, limits_ptr),
     )
     if QUANTIZED:
-        # The flags follow the counters.
-        handing = own_sums(
+        # The flags are behind the counters.
+        handing = sums_of_program(
             sums_ptr, arrivals_ptr + num_tiles_b, pid_b * programs_v, SETS * BOX * BOXES
         )
         scales = (scale_ptr,)
@@ -292,7 +295,7 @@ def hopper_kernel(
             [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
     elif SPLIT:
-        handing = (sums_ptr, arrivals_ptr + 1)  # the flags follow the one counter
+        handing = (sums_ptr, arrivals_ptr + 1)  # the flags are behind the one counter
         gl.warp_specialize(
             [
                 (compute_pieces, (ring, share, sizes, noise, processing, scratch, scores, handing,
@@ -316,8 +319,8 @@ def hopper_kernel(
             [LOADER_REGISTERS],
         )  # fmt: skip
 
-    # All warpgroups have merged their candidates before the program's arrival is counted. That
-    # releases and acquires for all of the program's threads; the other atomics need not.
+    # All warpgroups have merged their candidates before the program's arrival is counted. The
+    # counting atomic releases and acquires for all threads, so the other atomics are relaxed.
     arrivals = arrivals_ptr + pid_b // BLOCKS
     if gl.atomic_add(arrivals, 1) == BLOCKS * programs_v - 1:
         gl.atomic_xchg(arrivals, 0, sem="relaxed")

@@ -1,4 +1,4 @@
-"""What a launch of the Hopper kernel needs: the kernel, and its operands."""
+"""The operands of a launch of the Hopper kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["hopper_kernel", "operands"]
 
 
 def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Operands:
-    """How the Hopper kernel loads hidden [B, D] and the first V rows of weight."""
+    """Return the operands of the Hopper kernel for hidden [B, D] and the first V rows of weight."""
     B = hidden.shape[0]
     box_rows, boxes = config.boxes(B)
     blocks_b = config.blocks(B)
@@ -50,7 +50,7 @@ def _boxes(matrix: Tensor, box_rows: int) -> TensorDescriptor:
     return _descriptor(matrix.data_ptr(), matrix.dtype, *matrix.shape, box_rows)
 
 
-@lru_cache(maxsize=4096)  # to check one takes longer than to find it
+@lru_cache(maxsize=4096)  # constructing a descriptor takes longer than looking it up
 def _descriptor(
     address: int, dtype: torch.dtype, rows: int, cols: int, box_rows: int
 ) -> TensorDescriptor:

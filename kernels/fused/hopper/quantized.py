@@ -1,10 +1,10 @@
-"""Weights of one byte on Hopper: device code, in Gluon, beside warpgroup and split.
+"""The Hopper kernel for one-byte weights in Gluon: loads, conversion and products.
 
-The tokens are on the M side of the instruction, whose first operand may be in registers: each of
-two warpgroups converts 128 tokens there, and multiplies them with the rows of hidden, which both
-share: up to 64, or two sets of 64. A block has 256 tokens, and programs share blocks as in split. A
-finished tile is turned, so that the rows are on the M side as elsewhere. What is left for the end
-is of each warpgroup: it counts as a program of its own.
+The tokens are on the M side of the instruction, whose first operand may be in registers. Each of
+two warpgroups converts 128 tokens in registers and multiplies them with the rows of hidden, which
+both share: up to 64, or two sets of 64. A block has 256 tokens, and programs share blocks as in
+split. A finished tile is transposed, so that the rows are on the M side as in the other kernels. In
+the workspace each warpgroup counts as a program.
 """
 
 from triton.experimental import gluon
@@ -32,18 +32,18 @@ from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
 
 WARPGROUPS = gl.constexpr(2)
 TOKENS = gl.constexpr(128)
-"""Of a block, that a warpgroup has."""
+"""Tokens of a block that a warpgroup has."""
 COLUMNS = gl.constexpr(128)
-"""Of a stage: the bytes of a TMA box, the widest that its swizzle takes."""
+"""Columns of a stage: the bytes of a row of a TMA box, at most what the swizzle takes."""
 PART = gl.constexpr(32)
 """Columns that are converted at once."""
 HALVES = gl.constexpr(2)
-"""Boxes of hidden that a stage has, one beside the other."""
+"""Boxes of hidden in a stage, side by side."""
 
 
 @gluon.jit
 def ring_of_bytes(weight, hidden, HELD: gl.constexpr, STAGES: gl.constexpr):
-    """As allocated_ring, for weights of one byte and HELD rows of hidden."""
+    """Allocate the ring buffer for one-byte weights and HELD rows of hidden."""
     weight_ring = gl.allocate_shared_memory(
         weight.dtype, [STAGES * WARPGROUPS, TOKENS, COLUMNS], weight.layout
     )
@@ -56,7 +56,7 @@ def ring_of_bytes(weight, hidden, HELD: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def share_of_blocks(share):
-    """The share in which a block of two warpgroups counts as one of split's."""
+    """Return the share with half the tokens: a block of 256 counts as one of split's 128."""
     b0, pid_v, programs_v, first_token, num_tokens = share
     return b0, pid_v, programs_v, first_token, (num_tokens + 1) // 2
 
@@ -65,7 +65,7 @@ def share_of_blocks(share):
 def load_bytes(
     weight, hidden, ring, share, B, D, SETS: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr
 ):
-    """The loading warp."""
+    """Load all blocks of a program: the code of the loading warp."""
     weight_ring, hidden_ring, loaded, free = ring
     BOX: gl.constexpr = hidden.block_type.shape[0]
     BYTES: gl.constexpr = (
@@ -82,12 +82,12 @@ def load_bytes(
         d0 = (first_column(first_token + row0, D) // COLUMNS + first) % steps * COLUMNS
         for step in range(first, end):
             if step % 2 == 0:
-                # Neighbors are asked for together: 256 bytes of a row.
-                following, its_phase = next_stage(stage, phase, STAGES)
-                mbarrier.wait(free.index(following), its_phase)
+                # Neighboring stages are requested together: 256 bytes of a row.
+                second_stage, second_phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(free.index(second_stage), second_phase)
             mbarrier.wait(free.index(stage), phase)
             bar = loaded.index(stage)
-            # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+            # A box over the edge of a matrix is filled with zeros, and all its bytes count.
             mbarrier.expect(bar, BYTES)
             for group in gl.static_range(WARPGROUPS):
                 copy_to_shared(
@@ -112,7 +112,7 @@ def load_bytes(
 
 @gluon.jit
 def _add_bytes(ring, stage, phase, steps, acc, WARPGROUP: gl.constexpr, STAGES: gl.constexpr):
-    """acc [TOKENS, HELD] with the product of the next stages in the ring added."""
+    """Add the product of the next stages in the ring to acc [TOKENS, HELD]."""
     weight_ring, hidden_ring, loaded, free = ring
     LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     for _ in range(0, steps):
@@ -125,8 +125,8 @@ def _add_bytes(ring, stage, phase, steps, acc, WARPGROUP: gl.constexpr, STAGES: 
             acc = warpgroup_mma(
                 converted(numbers, hidden_ring.dtype), rows.permute((1, 0)), acc, is_async=True
             )
-            # A product runs on while the next part is converted, but not the one before it: their
-            # numbers may be in the same registers. Across stages the compiler refuses.
+            # A product may run while the next part is converted, but not while the part after that
+            # is: their operands may be in the same registers. Across stages the compiler refuses.
             if part > 0 and part + 1 < COLUMNS // PART:
                 acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
@@ -143,7 +143,7 @@ def compute_bytes(
     STAGES: gl.constexpr, SETS: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
     WARPGROUP: gl.constexpr,
 ):  # fmt: skip
-    """A computing warpgroup, with SETS times 64 rows."""
+    """Compute all tiles of a warpgroup with SETS times 64 rows."""
     b0, pid_v, programs_v, first_token, _ = share
     _, V, D, _, _, _ = sizes
     _, _, masses_ptr, _, _, _ = scratch
@@ -185,48 +185,48 @@ def _begin_sets(
     SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
     SETS: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
 ):  # fmt: skip
-    """(parts, states before the first tile) of all sets of rows, see warpgroup."""
+    """Return (parts, initial states) of all sets of rows, see warpgroup."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, sizes[0], 0, False, BOX, BOXES, LAYOUT)
+    row, row_mask = rows_of_warpgroup(b0, sizes[0], 0, False, BOX, BOXES, LAYOUT)
     part, state = begin(
-        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
     )  # fmt: skip
     if SETS == 1:
         return (part,), (state,)
     else:
-        row, there = rows_of_warpgroup(b0, sizes[0], 1, False, BOX, BOXES, LAYOUT)
-        another, its_state = begin(
-            row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        row, row_mask = rows_of_warpgroup(b0, sizes[0], 1, False, BOX, BOXES, LAYOUT)
+        second_part, second_state = begin(
+            row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
             TEMPERATURE_PER_ROW,
         )  # fmt: skip
-        return (part, another), (state, its_state)
+        return (part, second_part), (state, second_state)
 
 
 @gluon.jit
 def _enter_sets(
-    turned, v0, parts, states, sizes, processing,
+    row_sets, v0, parts, states, sizes, processing,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
 ):  # fmt: skip
-    """Let the logits of tokens from v0 on enter the states of all sets of rows."""
+    """Merge the logits of tokens from v0 on into the states of all sets of rows."""
     LAYOUT: gl.constexpr = accumulator_layout(TOKENS, 16)
     state = enter(
-        gl.convert_layout(turned[0], LAYOUT), v0, parts[0], states[0], sizes, processing,
+        gl.convert_layout(row_sets[0], LAYOUT), v0, parts[0], states[0], sizes, processing,
         N, NOISE, GREEDY_ROWS, WITH_MASS,
     )  # fmt: skip
-    if len(turned) == 1:
+    if len(row_sets) == 1:
         return (state,)
     else:
-        another = enter(
-            gl.convert_layout(turned[1], LAYOUT), v0, parts[1], states[1], sizes, processing,
+        second_state = enter(
+            gl.convert_layout(row_sets[1], LAYOUT), v0, parts[1], states[1], sizes, processing,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
-        return state, another
+        return state, second_state
 
 
 @gluon.jit
 def _sets(x):
-    """[rows, TOKENS] -> a tuple of [ROWS, TOKENS]; where rows are fewer, they are repeated."""
+    """Split [rows, TOKENS] into a tuple of [ROWS, TOKENS]; fewer than ROWS rows are repeated."""
     if x.shape[0] < ROWS:
         return _sets(gl.join(x, x).permute((2, 0, 1)).reshape([2 * x.shape[0], x.shape[1]]))
     elif x.shape[0] > ROWS:
@@ -236,15 +236,15 @@ def _sets(x):
 
 
 @gluon.jit
-def own_sums(sums_ptr, flags_ptr, program, HELD: gl.constexpr):
-    """What programs hand over, from this one on, and its flags."""
+def sums_of_program(sums_ptr, flags_ptr, program, HELD: gl.constexpr):
+    """Return the pointers to a program's partial sums and to its flags."""
     number = program * WARPGROUPS
     return sums_ptr + number * TOKENS * HELD, flags_ptr + number
 
 
 @gluon.jit
 def _hand_over(acc, number, handing):
-    """Leave the sum for the same warpgroup of the program's successor."""
+    """Store the partial sum for the same warpgroup of the next program."""
     sums_ptr, flags_ptr = handing
     gl.store(sums_ptr + _places(number, acc.shape[1]), acc)
     raise_flag(flags_ptr + number)
@@ -252,7 +252,7 @@ def _hand_over(acc, number, handing):
 
 @gluon.jit
 def _taken_over(number, handing, HELD: gl.constexpr):
-    """The sum that a warpgroup has left; its flag is back to 0."""
+    """Wait for the partial sum of a warpgroup, load it and reset its flag to 0."""
     sums_ptr, flags_ptr = handing
     wait_for_flag(flags_ptr + number)
     return gl.load(sums_ptr + _places(number, HELD), cache_modifier=".cg")
@@ -260,7 +260,7 @@ def _taken_over(number, handing, HELD: gl.constexpr):
 
 @gluon.jit
 def _places(number, HELD: gl.constexpr):
-    """Where a warpgroup's sum is, [TOKENS, HELD]."""
+    """Return the indices of a warpgroup's partial sum, [TOKENS, HELD]."""
     LAYOUT: gl.constexpr = accumulator_layout(HELD, 16)
     token = gl.arange(0, TOKENS, gl.SliceLayout(1, LAYOUT))[:, None]
     row = gl.arange(0, HELD, gl.SliceLayout(0, LAYOUT))[None, :]

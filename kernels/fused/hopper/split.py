@@ -1,14 +1,15 @@
-"""Blocks of tokens whose sum over D two programs share, in Gluon: equal work for all programs.
+"""Split-K for small heads in Gluon: two programs share the sum over D of a block of tokens.
 
-A small head has few blocks of 128 tokens for each program, and a last round of them that keeps a
-few multiprocessors busy, each at what one alone can read. Narrower blocks would change the noise.
-So the steps of all blocks, in order, are cut into equal shares, one for each program. A share ends
-with the first steps of a block: the program takes these before all others, and leaves the sum,
-fp32, for its successor, whose share begins with the rest of the block, and who takes it last. The
-tensor core goes on with the same sum in the same order, so logits are the bits of whole blocks.
+A small head has few blocks of 128 tokens for each program. In the last round most multiprocessors
+would be idle, and the others limited by the bandwidth of one. Narrower blocks would change the
+noise. So the steps of all blocks, in order, are cut into equal shares, one for each program. A
+share ends with the first steps of a block. The program computes these before all others and stores
+the fp32 partial sum for the next program, whose share begins with the other steps of the block. The
+next program computes these last. The tensor core continues the same sum in the same order, so the
+logits are bitwise those of whole blocks.
 
-The successor finds the sum there, as a rule. It waits only for a program of a lower number, which
-a GPU starts first: so the two need not run at the same time.
+Usually the partial sum is stored by the time it is needed. A program waits only for one with a
+lower number, which the GPU starts first, so the two need not run at the same time.
 """
 
 import triton
@@ -29,28 +30,28 @@ from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
 
 @triton.jit
 def first_step(program, total, programs):
-    """The first of a program's steps among the total; those of its successor follow."""
+    """Return the first of a program's steps among the total."""
     return total // programs * program + tl.minimum(program, total % programs)
 
 
 @triton.jit
 def program_of_step(step, total, programs):
-    """The program that has a step."""
+    """Return the program that computes a step."""
     most = total // programs + 1
-    longer = total % programs * most  # steps of the first programs, which have one more
+    longer = total % programs * most  # steps of the first programs, which have one step more
     return tl.where(step < longer, step // most, (step - longer) // (most - 1) + total % programs)
 
 
 @triton.jit
 def program_of_block(block, num_tokens, programs, D, BLOCK_D: tl.constexpr):
-    """The program that has the last step of a block, and with it the logits."""
+    """Return the program that computes the last step of a block, and so its logits."""
     steps = tl.cdiv(D, BLOCK_D)
     return program_of_step(block * steps + steps - 1, tl.cdiv(num_tokens, 128) * steps, programs)
 
 
 @triton.jit
 def pieces_of(share, steps):
-    """(number of a program's pieces, its first step, the first one that is not its own)."""
+    """Return (number of pieces of a program, its first step, the next program's first step)."""
     _, pid_v, programs_v, _, num_tokens = share
     total = tl.cdiv(num_tokens, 128) * steps
     begin = first_step(pid_v, total, programs_v)
@@ -60,10 +61,10 @@ def pieces_of(share, steps):
 
 @triton.jit
 def piece(i, pieces, steps):
-    """(block, its first step, the step where it ends) of a program's piece i, in order of time.
+    """Return (block, first step, end step) of a program's piece i, in order of execution.
 
-    First the one that ends in the middle of a block, last the one that begins there. A share has
-    the steps of a block at least, so the two are not one.
+    The piece that ends within a block is the first, the piece that begins within one the last. A
+    share has at least the steps of a block, so the two differ.
     """
     _, begin, end = pieces
     whole = tl.cdiv(begin, steps)  # the first block that begins in this share
@@ -83,7 +84,7 @@ def load_pieces(
     weight, hidden, ring, share, B, D,
     BOXES: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp, in place of load_tiles."""
+    """Load all pieces of a program: the code of the loading warp, in place of load_tiles."""
     b0, _, _, first_token, _ = share
     steps = gl.cdiv(D, BLOCK_D)
     pieces = pieces_of(share, steps)
@@ -106,26 +107,26 @@ def compute_pieces(
     OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
 ):  # fmt: skip
-    """The one computing warpgroup, in place of warpgroup.compute.
+    """Compute all pieces in the one computing warpgroup, in place of warpgroup.compute.
 
-    handing: (fp32 [programs, HELD, 128], int32 [programs], which are 0 between calls).
+    handing: (partial sums fp32 [programs, HELD, 128], flags int32 [programs], 0 between calls).
     """
     b0, pid_v, programs_v, first_token, _ = share
     B, _, D, _, _, _ = sizes
     _, _, masses_ptr, _, _, _ = scratch
     HELD: gl.constexpr = BOX * BOXES  # rows of the instruction that hidden is loaded to
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, B, 0, False, BOX, BOXES, LAYOUT)
+    row, row_mask = rows_of_warpgroup(b0, B, 0, False, BOX, BOXES, LAYOUT)
     part, state = begin(
-        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
     )  # fmt: skip
     steps = gl.cdiv(D, BLOCK_D)
     pieces = pieces_of(share, steps)
     stage = 0
     phase = 0
-    # What is handed over is piece 0, what is taken over the last one. Their addresses depend on i,
-    # so that the compiler computes the 64 of a thread there, and keeps none in registers.
+    # Piece 0 may be stored as a partial sum, and the last piece may continue one. The addresses
+    # depend on i so that the compiler computes the 64 of a thread late and keeps no registers.
     for i in range(pieces[0]):
         block, first, end = piece(i, pieces, steps)
         acc = gl.zeros([ROWS, 128], gl.float32, accumulator_layout(128, 16))
@@ -146,39 +147,39 @@ def compute_pieces(
 
 @gluon.jit
 def raise_flag(flag_ptr):
-    """Say that all that the program's threads have stored is there."""
+    """Signal that the stores of all of the program's threads are complete."""
     tl.debug_barrier()
     gl.atomic_xchg(flag_ptr, 1, sem="release")
 
 
 @gluon.jit
 def wait_for_flag(flag_ptr):
-    """Wait for raise_flag; the flag is back to 0 then."""
+    """Wait for `raise_flag`, and reset the flag to 0."""
     while gl.atomic_cas(flag_ptr, 1, 0, sem="acquire") == 0:
         pass
 
 
 @gluon.jit
 def _hand_over(acc, program, handing, HELD: gl.constexpr):
-    """Leave the sum for the program's successor."""
+    """Store the partial sum for the next program."""
     sums_ptr, flags_ptr = handing
-    at, there = _places(program, HELD)
-    gl.store(sums_ptr + at, acc, mask=there)
+    offsets, mask = _places(program, HELD)
+    gl.store(sums_ptr + offsets, acc, mask=mask)
     raise_flag(flags_ptr + program)
 
 
 @gluon.jit
 def _taken_over(program, handing, HELD: gl.constexpr):
-    """The sum that a program has left; its flag is back to 0."""
+    """Wait for the partial sum of a program, load it and reset its flag to 0."""
     sums_ptr, flags_ptr = handing
     wait_for_flag(flags_ptr + program)
-    at, there = _places(program, HELD)
-    return gl.load(sums_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+    offsets, mask = _places(program, HELD)
+    return gl.load(sums_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg")
 
 
 @gluon.jit
 def _places(program, HELD: gl.constexpr):
-    """Where a program's sum is, [ROWS, 128], and which of its rows are kept."""
+    """Return the indices of a program's partial sum, [ROWS, 128], and the mask of its rows."""
     LAYOUT: gl.constexpr = accumulator_layout(128, 16)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
     column = gl.arange(0, 128, gl.SliceLayout(0, LAYOUT))[None, :]

@@ -1,16 +1,15 @@
-"""A computing warpgroup of the Hopper kernel: device code, in Gluon.
+"""A computing warpgroup of the Hopper kernel in Gluon.
 
-It has the tuples of kernel, and two more:
+It uses the tuples of fused.hopper.kernel, and two more:
 
-    part        (row, whether it is there and no repetition, rows, stored), of its rows [ROWS];
-                rows and stored as device.hopper_epilogue.consume takes them
-    state       (best, mass, counts), as there
+    part        (row, row mask, rows, stored) of its rows [ROWS]; the mask excludes repetitions.
+                rows, stored: arguments of device.hopper_epilogue.consume
+    state       (best, mass, counts), see device.hopper_epilogue.consume
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.device.given import targets_of_rows
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     PAIR,
@@ -21,6 +20,7 @@ from fsbench.kernels.device.hopper_mainloop import (
 )
 from fsbench.kernels.device.mass import mass_of_rows, no_mass, store_mass
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows, temperatures_of_rows
+from fsbench.kernels.device.targets import targets_of_rows
 from fsbench.kernels.noise.keys import ordered_key
 
 
@@ -29,7 +29,7 @@ def enter(
     logits, v0, part, state, sizes, processing,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
 ):  # fmt: skip
-    """Let matmul results of tokens from v0 on enter the state, those beyond the vocabulary not."""
+    """Merge matmul results of tokens from v0 on, up to token V, into the state."""
     _, V, _, _, _, _ = sizes
     _, _, rows, stored = part
     best, mass, counts = state
@@ -50,7 +50,11 @@ def _tile(
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr, half, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """Let WIDTH tokens of the next tile in the ring enter the state: all, or one of two halves."""
+    """Compute WIDTH tokens of the next tile in the ring (all, or one of two halves) and merge them.
+
+    Returns:
+        (stage, phase, state).
+    """
     _, _, D, _, _, _ = sizes
     logits, stage, phase = tile_product(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES, half, HALVES
@@ -61,10 +65,10 @@ def _tile(
 
 @gluon.jit
 def begin(
-    row, there, sizes, noise, scratch, scores, N: gl.constexpr, NOISE: gl.constexpr,
+    row, row_mask, sizes, noise, scratch, scores, N: gl.constexpr, NOISE: gl.constexpr,
     SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
 ):  # fmt: skip
-    """(part, state before the first tile) of rows, as rows_of_warpgroup tells them."""
+    """Return (part, initial state) of the rows that `rows_of_warpgroup` returns."""
     LAYOUT: gl.constexpr = group_layout(4)
     B, V, _, _, first_sample, samples = sizes
     seed_ptr, offset_ptr, temperature = noise
@@ -72,7 +76,7 @@ def begin(
     entropy_ptr, ranking = scores
     stored = ()
     if len(logits_ptr) > 0:
-        stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
+        stored = (row_mask[:, None], logits_ptr[0], largest_ptr, stride)
     column = row[:, None]
     in_batch = column < B
     offset = offsets_of_rows(
@@ -82,17 +86,17 @@ def begin(
         temperature, column, in_batch, TEMPERATURE_PER_ROW
     )
     seed, noise_row = seeds_of_rows(seed_ptr, column, in_batch, SEED_PER_ROW)
-    if NOISE == "given":
+    if NOISE == "target":
         seed = ()
         for i in gl.static_range(N):
-            at = column.to(gl.int64) * samples + first_sample + i
-            seed += (targets_of_rows(seed_ptr, at, in_batch, V),)
+            offsets = column.to(gl.int64) * samples + first_sample + i
+            seed += (targets_of_rows(seed_ptr, offsets, in_batch, V),)
     limits = ()
     counts = ()
     if len(ranking) > 0:
         for i in gl.static_range(N):
-            at = column.to(gl.int64) * samples + first_sample + i
-            limits += (gl.load(ranking[1] + at, mask=in_batch, other=0.0),)
+            offsets = column.to(gl.int64) * samples + first_sample + i
+            limits += (gl.load(ranking[1] + offsets, mask=in_batch, other=0.0),)
             counts += (gl.full([ROWS, 4], 0, gl.int32, LAYOUT),)
     rows = (column, noise_row, seed, offset, T, inverse_temperature, limits)
     best = ()
@@ -103,14 +107,14 @@ def begin(
             gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
         ),)  # fmt: skip
     mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
-    return (row, there, rows, stored), (best, mass, counts)
+    return (row, row_mask, rows, stored), (best, mass, counts)
 
 
 @gluon.jit
 def merge(part, state, slot, slots, sizes, scratch, scores, N: gl.constexpr):
-    """Leave what the rows' state is after the last tile; winners and masses in a slot of slots."""
+    """Store the final state of the rows: keys, counts, and winners and masses in slot `slot`."""
     B, _, _, _, first_sample, samples = sizes
-    row, there, _, _ = part
+    row, row_mask, _, _ = part
     best, mass, counts = state
     keys_ptr, winners_ptr, masses_ptr, _, _, _ = scratch
     _, ranking = scores
@@ -118,17 +122,17 @@ def merge(part, state, slot, slots, sizes, scratch, scores, N: gl.constexpr):
         score, token, logit = best[i]
         candidate = ordered_key(gl.where(score == score, score, float("inf")), token)
         key = gl.max(candidate, axis=1)
-        gl.atomic_max(keys_ptr + row * N + i, key, mask=there, sem="relaxed")
+        gl.atomic_max(keys_ptr + row * N + i, key, mask=row_mask, sem="relaxed")
         if len(winners_ptr) > 0:
-            # Candidates of a row differ in their token, so one is the best.
-            mine = gl.where(candidate == key[:, None], logit, float("-inf"))
-            at = winners_ptr[0] + (slot * B + row) * N + i
-            gl.store(at, gl.max(mine, axis=1), mask=there)
+            # Candidates of a row have different tokens, so exactly one is the best.
+            winner_logit = gl.where(candidate == key[:, None], logit, float("-inf"))
+            pointers = winners_ptr[0] + (slot * B + row) * N + i
+            gl.store(pointers, gl.max(winner_logit, axis=1), mask=row_mask)
         if len(ranking) > 0:
-            at = ranking[0] + row.to(gl.int64) * samples + first_sample + i
-            gl.atomic_add(at, gl.sum(counts[i], axis=1), mask=there, sem="relaxed")
+            pointers = ranking[0] + row.to(gl.int64) * samples + first_sample + i
+            gl.atomic_add(pointers, gl.sum(counts[i], axis=1), mask=row_mask, sem="relaxed")
     if len(masses_ptr) > 0:
-        store_mass(masses_ptr[0], mass_of_rows(mass), slots, slot, row, B, there)
+        store_mass(masses_ptr[0], mass_of_rows(mass), slots, slot, row, B, row_mask)
 
 
 @gluon.jit
@@ -139,21 +143,21 @@ def compute(
     PAIRED: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
 ):  # fmt: skip
-    """The rows' candidates and masses of all tiles of the program.
+    """Compute all tiles of the program for the rows of a warpgroup.
 
-    Of rows that it shares with the other block of its pair those of half of each tile, and of the
-    tail if it is the first block.
+    For rows that two blocks of a pair share, each block computes half of each tile, and the first
+    block also the tail.
     """
     b0, pid_v, programs_v, first_token, num_tokens = share
     _, _, masses_ptr, _, _, _ = scratch
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, sizes[0], WARPGROUP, PAIRED, BOX, BOXES, LAYOUT)
+    row, row_mask = rows_of_warpgroup(b0, sizes[0], WARPGROUP, PAIRED, BOX, BOXES, LAYOUT)
     SHARED: gl.constexpr = PAIRED and WARPGROUP == 2
     HALVES: gl.constexpr = 2 if SHARED else 1
     WIDTH: gl.constexpr = BLOCK_V // HALVES
     half = b0 % PAIR // (2 * ROWS) if SHARED else 0
     part, state = begin(
-        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
     )  # fmt: skip
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
@@ -182,9 +186,9 @@ def compute(
         merge(part, state, pid_v, programs_v, sizes, scratch, scores, N)
     else:
         merge(part, state, pid_v + half * programs_v, 2 * programs_v, sizes, scratch, scores, N)
-        if len(masses_ptr) > 0 and not SHARED:  # no program leaves masses in the row's other slots
+        if len(masses_ptr) > 0 and not SHARED:  # no program stores masses in the row's other slots
             none = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, group_layout(4)), len(scores[0]) > 0)
             slot = programs_v + pid_v
             store_mass(
-                masses_ptr[0], mass_of_rows(none), 2 * programs_v, slot, row, sizes[0], there
+                masses_ptr[0], mass_of_rows(none), 2 * programs_v, slot, row, sizes[0], row_mask
             )

@@ -32,7 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.hopper_mainloop import next_stage
-from fsbench.kernels.device.prefetch import touch
+from fsbench.kernels.device.mainloop import touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.launch.launch_cache import Launch
 from fsbench.kernels.launch.operands import Address

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.noise.arithmetic import pieces
+from fsbench.kernels.noise.contract import split_words
 from fsbench.kernels.noise.keys import LOWEST_KEY
-from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.screened.records import (
     bounds_of_words,
     lanes_below,

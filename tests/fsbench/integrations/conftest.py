@@ -1,4 +1,4 @@
-"""Makes fake_vllm.py importable by name, with assertions rewritten, and installs it."""
+"""Fixtures with a fake vLLM (tests/support/fake_vllm.py), and draws by the screened head."""
 
 import numpy as np
 import pytest
@@ -8,70 +8,68 @@ pytest.register_assert_rewrite("fake_vllm", "vllm_play")
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """The fake in vLLM's place, and nothing asked of the plug-in."""
+    """Install the fake in vLLM's place, with the plug-in switched off."""
     from fake_vllm import install
 
-    for name in (
-        *("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"),
-        "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY",
-    ):
+    for name in ("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS",
+                 "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"):  # fmt: skip
         monkeypatch.setenv(name, "")
     np.random.seed(0)  # vLLM draws the seeds of requests that have none from it
     return install(monkeypatch)
 
 
 @pytest.fixture
+def load(monkeypatch, vllm):
+    """Return load(name, **parts): a runner of the fake with a loaded model, and the plug-in."""
+    from fake_vllm import install
+
+    from fsbench.integrations import vllm as plugin
+
+    def loaded(name="flash_sample", **parts):
+        modules = install(monkeypatch)
+        monkeypatch.setenv("FSBENCH_VLLM", name)
+        plugin.register()
+        runner = modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)
+        runner.load_model()
+        runner.modules = modules
+        return runner
+
+    return loaded
+
+
+@pytest.fixture
 def screens(monkeypatch):
-    """Batches of up to three rows are drawn by the screen, on a CPU too; how many were."""
+    """Screen batches of up to three rows, on a CPU too; return the sizes of those screened."""
     from fsbench.kernels.screened import head
 
-    drawn, draw = [], head.ScreenedHead.draw
+    sizes, draw = [], head.ScreenedHead.draw
 
     def counted(self, request, out):
-        drawn.append(len(request.hidden))
+        sizes.append(len(request.hidden))
         draw(self, request, out)
 
     monkeypatch.setattr(head, "worth_screening", lambda B, *_: (B <= 3, "by the test"))
     monkeypatch.setattr(head.ScreenedHead, "draw", counted)
-    return drawn
+    return sizes
 
 
 @pytest.fixture
 def filter_screens(monkeypatch):
-    """Of each draw of filters by the screen: how many logits of each row it computed; -1 is all.
+    """Return, for each screened draw with filters, the logits computed of each row; -1 is all.
 
-    The lists are as long as on a GPU. Only rows of fp16 come here: of bf16 no kernel runs on a CPU.
+    Candidate lists are as long as on a GPU. Rows must be fp16: in bf16 no kernel runs on a CPU.
     """
     from filter_cases import roomy
 
     from fsbench.kernels.screened import filters as screened_filters
     from fsbench.kernels.screened import head
 
-    drawn, draw = [], head.ScreenedHead.draw_filtered
+    computed, draw = [], head.ScreenedHead.draw_filtered
 
     def counted(self, request, filters, out):
         draw(self, request, filters, out)
-        drawn.append(out.found.tolist())
+        computed.append(out.found.tolist())
 
     monkeypatch.setattr(screened_filters, "filter_configs", roomy)
     monkeypatch.setattr(head.ScreenedHead, "draw_filtered", counted)
-    return drawn
-
-
-@pytest.fixture
-def load(monkeypatch, vllm):
-    """A runner of the fake, with the plug-in registered and the model loaded."""
-    from fake_vllm import install
-
-    from fsbench.integrations import vllm as plugin
-
-    def loaded(name="flash_sample", **parts):
-        found = install(monkeypatch)
-        monkeypatch.setenv("FSBENCH_VLLM", name)
-        plugin.register()
-        runner = found["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)
-        runner.load_model()
-        runner.found = found
-        return runner
-
-    return loaded
+    return computed

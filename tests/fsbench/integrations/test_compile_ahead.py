@@ -21,7 +21,6 @@ import triton
 from fake_vllm_states import D, V
 from vllm_play import GRAMMAR, KINDS, Play, Recording, request
 
-from fsbench.integrations import vllm as plugin
 from fsbench.integrations import vllm_runner
 from fsbench.integrations.compile_ahead import (
     CompileAhead,
@@ -33,7 +32,8 @@ from fsbench.integrations.compile_ahead import (
     unusable,
 )
 from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds
-from fsbench.integrations.routing import SHARD_ABLE, WHOLE_ABLE
+from fsbench.integrations.routing import SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS
+from fsbench.integrations.vllm_0_26 import engine_spec
 from fsbench.kernels.warming.offline import CHIPS
 
 SPEC = EngineSpec("flash_sample", V, 704, D, "bf16", None, max_rows=16)
@@ -55,9 +55,7 @@ def plugged(load):
 
     def made(ahead: CompileAhead) -> Any:
         runner = load()
-        runner._fsbench = vllm_runner.Plugged(
-            plugin.adapter_of("0.26.0"), runner, "flash_sample", ahead
-        )
+        runner._fsbench = vllm_runner.RunnerPlugin(runner, "flash_sample", ahead)
         return runner
 
     return made
@@ -73,7 +71,7 @@ def test_routing_makes_no_other_kinds_of_draws(load, name, mode):
     runner = load(name)
     runner.sampler.logprobs_mode = mode
     sampling = runner._fsbench.sampling
-    kinds = set(served_kinds(sampling.draw.able, mode == "raw_logprobs", name == "screened"))
+    kinds = set(served_kinds(sampling.draw.supported, mode == "raw_logprobs", name == "screened"))
     sampling.draw = recording = Recording(sampling.draw, real=False)
     if name == "screened":
         recording.screens = lambda B, largest_k: largest_k <= 20
@@ -83,29 +81,29 @@ def test_routing_makes_no_other_kinds_of_draws(load, name, mode):
             play.add(each, request(each), [5, 6])
         allowed = {each: GRAMMAR for each in pair if "grammar" in each}
         play.step(allowed=allowed)
-    drawn = {DrawKind.of(rows) for rows in recording.rows}
+    drawn = {DrawKind.from_rows(rows) for rows in recording.rows}
     assert drawn <= kinds
     assert len(drawn) > 15
 
 
 def test_common_kinds_are_compiled_first():
-    kinds = served_kinds(WHOLE_ABLE, True, True)
+    kinds = served_kinds(WHOLE_HEAD_NEEDS, True, True)
     assert kinds[:3] == [
         DrawKind(),
         DrawKind(filters=True),
         DrawKind(filters=True, screened=True),
     ]
     assert [kind for kind in kinds if kind.is_common] == kinds[:3]
-    assert not [kind for kind in served_kinds(SHARD_ABLE, True, False) if kind.filters]
+    assert not [kind for kind in served_kinds(SHARDED_HEAD_NEEDS, True, False) if kind.filters]
 
 
 def test_the_engine_is_known_before_its_model_is_loaded(load):
     runner = load()
-    expected = plugin.adapter_of("0.26.0").engine_spec(runner, "flash_sample")
-    head = runner._fsbench._found.head
+    expected = engine_spec(runner, "flash_sample")
+    head = runner._fsbench._head.head
     assert expected == EngineSpec.of_head("flash_sample", head, runner.max_num_reqs, True)
     runner.parallel_config.tensor_parallel_size = 2
-    assert plugin.adapter_of("0.26.0").engine_spec(runner, "flash_sample") is None
+    assert engine_spec(runner, "flash_sample") is None
 
 
 def test_the_engine_loads_what_was_compiled(plugged, caplog):
@@ -118,7 +116,7 @@ def test_the_engine_loads_what_was_compiled(plugged, caplog):
         runner._fsbench.warm_up(runner, torch.zeros(17, D, dtype=torch.bfloat16))
     sizes = [17, 9, 5, 3, 2, 1]
     assert [len(rows.hidden) for rows in recording.rows] == sizes * len(SPEC.kinds())
-    assert {DrawKind.of(rows) for rows in recording.rows} == set(SPEC.kinds())
+    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(SPEC.kinds())
     assert not caplog.text and sampling.draw is recording  # there are no graphs on a CPU
 
 
@@ -130,7 +128,7 @@ def test_processes_that_die_make_the_engine_slower_and_no_worse(plugged, caplog)
     runner._fsbench.warm_up(runner, torch.zeros(1, D, dtype=torch.bfloat16))
     (record,) = caplog.records
     assert "compiling ahead has ended (exit code -9)" in record.getMessage()
-    assert {DrawKind.of(rows) for rows in recording.rows} == set(SPEC.kinds())
+    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(SPEC.kinds())
     play = Play(runner)
     play.add("biased", request("logit_bias"), [5, 6])
     play.step()
@@ -165,7 +163,7 @@ def test_what_is_not_compiled_is_left_to_vllm_until_it_is(plugged, monkeypatch, 
     assert left(runner) == {"kernels are being compiled": 2}  # the batch is drawn together
     done.touch()
     assert ahead.wait(SPEC.kinds(), 20)
-    runner._fsbench._made[0], noting.able = noting, draw.able  # type: ignore[attr-defined]
+    runner._fsbench._draws[0], noting.supported = noting, draw.supported  # type: ignore[attr-defined]
     play.step()
     assert left(runner) == {"kernels are being compiled": 2}
     assert during == [None, None]  # loading two sizes is not reported as compiling

@@ -1,82 +1,93 @@
-"""Which graphs are made, when, and what is drawn without; real ones are in test_graphed_gpu.py."""
+"""The graphs that are captured, when, and what is drawn without; real ones: test_graphed_gpu.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fsbench.integrations.draw import DrawResult, LogprobRequest, Rows, Told
-from fsbench.integrations.graphed import DrawKind, Graph, GraphedDraw, sizes_up_to
+from fsbench.integrations.draw import DrawResult, LogprobRequest, Rows, TokenLogprobs
+from fsbench.integrations.draw_kinds import DrawKind
+from fsbench.integrations.graphed import Graph, GraphedDraw, sizes_up_to
 from fsbench.integrations.routing import Need
 
 V, D, ROWS = 100, 8, 20
 
 
-class Fake:
-    """A draw whose token is what it sees of its row, and a capture that replays it.
+class EchoDraw:
+    """A draw whose token encodes its row's inputs, and a capture that replays it.
 
-    seen: the rows of the last replay.
+    captured: (kind, rows) of each graph. eager: calls without a graph. replayed: the last replay's
+    inputs.
     """
 
-    able = Need.FILTER
+    supported = Need.FILTER
 
-    def __init__(self, bytes_each: int = 0, fails: Exception | None = None):
+    def __init__(self, bytes_each: int = 0, error: Exception | None = None):
         self.captured: list[tuple[DrawKind, int]] = []
         self.eager = 0
-        self._bytes, self._fails, self._capturing = bytes_each, fails, False
+        self._bytes, self._error, self._capturing = bytes_each, error, False
 
     def __call__(self, rows: Rows) -> DrawResult:
         if self._capturing:
-            kind = DrawKind(rows.filters is not None, rows.asked, rows.screened)
-            self.captured.append((kind, len(rows.hidden)))
-            self.seen = rows
+            self.captured.append((DrawKind.from_rows(rows), len(rows.hidden)))
+            self.replayed = rows
         else:
             self.eager += 1
         tokens = rows.seed + 1000 * rows.offset + (rows.temperature * 100000).long()
         if rows.filters is not None:
             tokens = tokens + 10000000 * rows.filters[0]
-        if rows.asked is None:
+        if rows.logprobs is None:
             return DrawResult(tokens)
-        ids = tokens[:, None].repeat(1, 1 + rows.asked.top)
-        return DrawResult(tokens, Told(ids, rows.hidden[:, : ids.shape[1]].float(), tokens % 5))
+        ids = tokens[:, None].repeat(1, 1 + rows.logprobs.top)
+        values = rows.hidden[:, : ids.shape[1]].float()
+        return DrawResult(tokens, TokenLogprobs(ids, values, tokens % 5))
 
     def screens(self, B: int, largest_k: int) -> bool:
         return B <= 10 and largest_k <= 64
 
     def capture(self, draw) -> Graph:
-        if self._fails is not None:
-            raise self._fails
+        if self._error is not None:
+            raise self._error
         self._capturing = True
-        drawn = draw()
+        result = draw()
         self._capturing = False
 
         def replay() -> None:
             self._capturing = True
-            again = draw()
+            fresh = draw()
             self._capturing = False
             self.captured.pop()
-            drawn.tokens.copy_(again.tokens)
-            for mine, other in zip(drawn.told or (), again.told or (), strict=True):
-                mine.copy_(other)
+            result.tokens.copy_(fresh.tokens)
+            for old, new in zip(result.logprobs or (), fresh.logprobs or (), strict=True):
+                old.copy_(new)
 
-        return Graph(replay, drawn, self._bytes)
-
-
-def graphed(fake: Fake, **options) -> GraphedDraw:
-    return GraphedDraw(fake, ROWS, torch.empty(1, D), V, capture=fake.capture, **options)
+        return Graph(replay, result, self._bytes)
 
 
-def rows(B: int, step: int = 0, **more) -> Rows:
+def graphed(draw: EchoDraw, **options) -> GraphedDraw:
+    return GraphedDraw(draw, ROWS, torch.empty(1, D), V, capture=draw.capture, **options)
+
+
+def rows(B: int, step: int = 0, **options) -> Rows:
     counters = torch.arange(B)
     hidden = torch.full((B, D), float(step))
-    return Rows(hidden, torch.ones(B) * (step + 1), counters + step, counters * 2, **more)
+    return Rows(hidden, torch.ones(B) * (step + 1), counters + step, counters * 2, **options)
 
 
 def filtered(B: int, k: int = 3) -> dict:
     return {"filters": (torch.full((B,), k, dtype=torch.int32), torch.ones(B), torch.zeros(B))}
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 64, 100, 256, 1000, 1024])
+def check(draw: GraphedDraw, inputs: Rows) -> None:
+    """Compare with a draw without graphs."""
+    result, direct = draw(inputs), EchoDraw()(inputs)
+    assert torch.equal(result.tokens, direct.tokens)
+    assert (result.logprobs is None) == (direct.logprobs is None)
+    for values, expected in zip(result.logprobs or (), direct.logprobs or (), strict=True):
+        assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize("largest", [1, 3, 64, 100, 256, 1024])
 def test_every_batch_has_a_graph_that_is_not_much_larger(largest):
     sizes = sizes_up_to(largest)
     assert sizes == sorted(set(sizes)) and sizes[-1] == largest and len(sizes) < 40
@@ -85,103 +96,98 @@ def test_every_batch_has_a_graph_that_is_not_much_larger(largest):
         assert size - B < max(2, 8 if B < 64 else 16 if B < 256 else 64)
 
 
-def test_one_kind_is_made_at_once_and_others_when_they_are_used():
-    fake = Fake()
-    draw = graphed(fake)
+def test_one_kind_is_captured_at_once_and_others_when_they_are_used():
+    echo = EchoDraw()
+    draw = graphed(echo)
     draw.capture_all(DrawKind())
-    assert fake.captured == [(DrawKind(), B) for B in (20, 16, 8, 4, 2, 1)]
+    assert echo.captured == [(DrawKind(), B) for B in (20, 16, 8, 4, 2, 1)]
     draw(rows(3))
     draw(rows(5, **filtered(5)))
     draw(rows(6, **filtered(6)))
-    draw(rows(6, asked=LogprobRequest(2)))
-    assert fake.captured[6:] == [(DrawKind(True), 8), (DrawKind(False, LogprobRequest(2)), 8)]
-    assert fake.eager == 0 and draw.able is Fake.able
+    draw(rows(6, logprobs=LogprobRequest(2)))
+    assert echo.captured[6:] == [(DrawKind(True), 8), (DrawKind(False, LogprobRequest(2)), 8)]
+    assert echo.eager == 0 and draw.supported is EchoDraw.supported
 
 
-def test_what_is_drawn_is_what_the_draw_draws():
-    """In any order of kinds and sizes, with settings that are kept or new."""
-    fake = Fake()
-    draw = graphed(fake)
-    same = rows(5, 1)
-    for given in [same, rows(1), rows(20, 2), rows(5, 3, **filtered(5)), same, same,
-                  rows(5, 1, asked=LogprobRequest()), rows(4, asked=LogprobRequest(3)),
-                  rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
-        found, direct = draw(given), Fake()(given)
-        assert torch.equal(found.tokens, direct.tokens)
-        assert (found.told is None) == (direct.told is None)
-        for mine, other in zip(found.told or (), direct.told or (), strict=True):
-            assert torch.equal(mine, other)
-    assert fake.eager == 0
+def test_replays_draw_what_the_draw_draws():
+    """In any order of kinds and sizes, with settings that are passed again or new."""
+    echo = EchoDraw()
+    draw = graphed(echo)
+    repeated = rows(5, 1)
+    for inputs in [repeated, rows(1), rows(20, 2), rows(5, 3, **filtered(5)), repeated, repeated,
+                   rows(5, 1, logprobs=LogprobRequest()), rows(4, logprobs=LogprobRequest(3)),
+                   rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
+        check(draw, inputs)
+    assert echo.eager == 0
 
 
-def test_which_kernels_draw_filters_is_part_of_the_kind():
-    fake = Fake()
-    draw = graphed(fake)
+def test_screened_and_other_filters_have_different_graphs():
+    echo = EchoDraw()
+    draw = graphed(echo)
     for screened in (True, False, True):
-        given = rows(3, **filtered(3), screened=screened)
-        assert torch.equal(draw(given).tokens, Fake()(given).tokens)
-    assert fake.captured == [(DrawKind(True, None, True), 4), (DrawKind(True), 4)]
-    # What draws is decided for the rows of the graph: 9 are filled up to 16.
-    asked = [(8, 64), (8, 65), (9, 5), (ROWS + 5, 5)]
-    assert [draw.screens(B, k) for B, k in asked] == [True, False, False, False]
+        check(draw, rows(3, **filtered(3), screened=screened))
+    assert echo.captured == [(DrawKind(True, None, True), 4), (DrawKind(True), 4)]
+    # The graph's rows decide: 9 are padded to 16.
+    batches = [(8, 64), (8, 65), (9, 5), (ROWS + 5, 5)]
+    assert [draw.screens(B, k) for B, k in batches] == [True, False, False, False]
 
 
-def test_rows_that_fill_up_are_greedy_and_of_a_hidden_state_that_is_there():
-    """At first there are zeros; later what an earlier batch left behind."""
-    fake = Fake()
-    draw = graphed(fake)
+def test_padding_rows_are_greedy_and_have_the_first_hidden_state():
+    """In place of zeros at first, and of an earlier batch's rows later."""
+    echo = EchoDraw()
+    draw = graphed(echo)
     off = rows(7, 2, **filtered(7, V))
-    for given in (rows(3, 1), off, rows(5, 4, **filtered(5), screened=True), rows(1, 3)):
-        draw(given)
-        B, (hidden, temperature, *_) = len(given.hidden), fake.seen
+    for inputs in (rows(3, 1), off, rows(5, 4, **filtered(5), screened=True), rows(1, 3)):
+        draw(inputs)
+        B, (hidden, temperature, *_) = len(inputs.hidden), echo.replayed
         assert len(hidden) in (1, 4, 8)
         assert (temperature[:B] > 0).all() and (temperature[B:] == 0).all()
-        assert torch.equal(hidden, given.hidden[:1].expand_as(hidden))  # all rows of it are equal
+        assert torch.equal(hidden, inputs.hidden[:1].expand_as(hidden))  # all its rows are equal
 
 
-def test_what_has_no_graph():
-    fake = Fake()
-    draw = graphed(fake)
-    for given in [rows(ROWS + 1), rows(2, bias=torch.zeros(2, V)), rows(2, penalties=object()),
-                  rows(2, mask=torch.zeros(2, 4, dtype=torch.int32))]:  # fmt: skip
-        assert torch.equal(draw(given).tokens, Fake()(given).tokens)
-    assert fake.eager == 4 and fake.captured == []
+def test_rows_that_are_drawn_without_a_graph():
+    echo = EchoDraw()
+    draw = graphed(echo)
+    for inputs in [rows(ROWS + 1), rows(2, bias=torch.zeros(2, V)), rows(2, penalties=object()),
+                   rows(2, mask=torch.zeros(2, 4, dtype=torch.int32))]:  # fmt: skip
+        check(draw, inputs)
+    assert echo.eager == 4 and echo.captured == []
 
 
-def test_where_ranks_make_graphs_together_none_is_made_later():
-    fake = Fake()
-    draw = graphed(fake, lazily=False)
+def test_ranks_capture_nothing_later():
+    echo = EchoDraw()
+    draw = graphed(echo, lazily=False)
     draw.capture_all(DrawKind())
-    draw(rows(3, asked=LogprobRequest()))
-    assert fake.eager == 1 and len(fake.captured) == 6
+    draw(rows(3, logprobs=LogprobRequest()))
+    assert echo.eager == 1 and len(echo.captured) == 6
 
 
 def test_memory_is_bounded(caplog):
-    fake = Fake(bytes_each=60)
-    draw = graphed(fake, budget=100)
+    echo = EchoDraw(bytes_each=60)
+    draw = graphed(echo, budget=100)
     for B in (16, 8, 4, 2, 4):
-        assert torch.equal(draw(rows(B)).tokens, Fake()(rows(B)).tokens)
-    assert [B for _, B in fake.captured] == [16, 8] and fake.eager == 3
-    assert caplog.text.count("no more are made") == 1
+        check(draw, rows(B))
+    assert [B for _, B in echo.captured] == [16, 8] and echo.eager == 3
+    assert caplog.text.count("no more are captured") == 1
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("full")])
-def test_out_of_memory_is_said_once_and_drawn_without(caplog, error):
-    fake = Fake(fails=error)
-    draw = graphed(fake)
+def test_a_capture_that_fails_is_logged_once_and_not_tried_again(caplog, error):
+    echo = EchoDraw(error=error)
+    draw = graphed(echo)
     for step in range(3):
-        assert torch.equal(draw(rows(2, step)).tokens, Fake()(rows(2, step)).tokens)
-    assert fake.eager == 3 and caplog.text.count("no graph of 2 rows") == 1
+        check(draw, rows(2, step))
+    assert echo.eager == 3 and caplog.text.count("no graph of 2 rows") == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_settings_are_fp32_whatever_torchs_default_dtype_is(dtype):
-    fake, given = Fake(), rows(3, asked=LogprobRequest(2), **filtered(3))
-    given = given._replace(temperature=torch.full((3,), 0.7))
+def test_settings_are_fp32_with_any_default_dtype_of_torch(dtype):
+    echo, inputs = EchoDraw(), rows(3, logprobs=LogprobRequest(2), **filtered(3))
+    inputs = inputs._replace(temperature=torch.full((3,), 0.7))
     torch.set_default_dtype(dtype)
     try:
-        graphed(fake)(given)
+        graphed(echo)(inputs)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(fake.seen.temperature[:3], given.temperature)
-    assert {each.dtype for each in fake.seen.filters} == {torch.int32, torch.float32}
+    assert torch.equal(echo.replayed.temperature[:3], inputs.temperature)
+    assert {each.dtype for each in echo.replayed.filters} == {torch.int32, torch.float32}

@@ -41,7 +41,7 @@ def inputs(B: int, step: int, kind: DrawKind = DrawKind()) -> Rows:  # noqa: B00
     return Rows(
         *(hidden, temperature, counters + 17 * step, counters * 3 + step),
         filters=filters if kind.filters else None,
-        asked=kind.asked,
+        logprobs=kind.logprobs,
         screened=kind.screened,
     )
 
@@ -61,10 +61,10 @@ def test_tokens_are_those_of_the_draw_at_any_batch_size(draws, kind):
     draw, graphed = draws
     for step, B in enumerate([64, 1, 9, 3, ROWS, 2, 63, 8, ROWS + 5, 1, 40]):
         rows = inputs(B, step, kind)
-        found, direct = graphed(rows), draw(rows)
-        assert torch.equal(found.tokens, direct.tokens), B
-        for mine, other in zip(found.told or (), direct.told or (), strict=True):
-            assert torch.equal(mine, other), B
+        result, direct = graphed(rows), draw(rows)
+        assert torch.equal(result.tokens, direct.tokens), B
+        for values, expected in zip(result.logprobs or (), direct.logprobs or (), strict=True):
+            assert torch.equal(values, expected), B
 
 
 def test_graphs_follow_a_weight_that_is_written_to():

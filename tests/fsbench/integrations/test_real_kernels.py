@@ -236,7 +236,7 @@ def test_greedy_requests_accept_the_drafts_that_vllm_accepts(real):
     assert drafted.batch.num_reqs == N and drafted.batch.idx_mapping_np.tolist() == (
         batch.expanded_idx_mapping.tolist()
     )
-    ours, count = drafted.verified(drawn)
+    ours, count = drafted.verify(drawn)
     assert count.tolist() == accepted.tolist() == [2, 1, 2, 4, 1]
     assert (
         ours.shape == theirs.shape and ours.dtype == theirs.dtype and count.dtype == accepted.dtype

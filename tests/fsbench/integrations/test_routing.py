@@ -1,4 +1,4 @@
-"""What requests need, and every combination of it, alone and beside each other."""
+"""The needs of requests, and the groups that rows with any combination of needs come to."""
 
 from __future__ import annotations
 
@@ -9,131 +9,122 @@ import pytest
 from fake_vllm_states import V, params
 from vllm_play import PROMPT, Play
 
+from fsbench.integrations import vllm_0_26 as adapter
 from fsbench.integrations.routing import (
     REASONS,
     Need,
-    Way,
+    Route,
+    delegate_logprobs,
+    group_rows,
     logprob_needs,
     reason,
-    route,
-    shared_out,
 )
 
-ALL = [Need(bits) for bits in range(2 ** len(Need))]
-OURS = ~Need.LOGITS  # all that a draw can do here
+ALL = ~Need.LOGITS  # everything that a draw supports here
 STORED = Need.FILTER | Need.OTHER_LOGPROB
 
 
-def ways(needs: list[Need], able: Need = OURS) -> list[Way]:
-    """The way of each row; every row has exactly one."""
-    found: dict[int, Way] = {}
-    for group in route(np.array(needs, np.int64), able):
-        assert list(group.rows) == sorted(group.rows) and len(group.rows)
-        for row in group.rows.tolist():
-            assert row not in found
-            found[row] = group.way
-    assert sorted(found) == list(range(len(needs)))
-    return [found[row] for row in range(len(needs))]
+def routes(needs: list[Need], supported: Need) -> list[Route]:
+    """Return the route of each row; check that every row is in one group."""
+    groups = group_rows(np.array(needs, np.int64), supported)
+    by_row = {row: group.route for group in groups for row in group.rows.tolist()}
+    rows = np.concatenate([group.rows for group in groups])
+    assert sorted(rows) == list(range(len(needs))) == sorted(by_row)
+    assert all((np.diff(group.rows) > 0).all() for group in groups)
+    return [by_row[row] for row in range(len(needs))]
 
 
-def expected(need: Need, able: Need, filtered_beside: bool = False) -> Way:
-    """The table of route's docstring, in words of its own."""
-    if need & ~able:
-        return Way.ENGINE
+def expected(need: Need, supported: Need, has_filtered: bool = False) -> Route:
+    """Return the route by the table in group_rows's docstring."""
+    if need & ~supported:
+        return Route.ENGINE
     if Need.REPETITION in need:
-        return Way.PENALIZED
-    if need & STORED or filtered_beside:
-        return Way.FILTERED
-    return Way.FUSED
+        return Route.PENALIZED
+    return Route.FILTERED if need & STORED or has_filtered else Route.FUSED
 
 
-@pytest.mark.parametrize("able", [OURS, OURS & ~(STORED | Need.REPETITION), Need(0)])
-def test_every_combination_alone_and_beside_every_kind(able):
-    """Of the needs that decide, each with one that never does."""
-    decide = STORED | Need.REPETITION | Need.LOGITS
-    combinations = [need for need in ALL if not need & ~(decide | Need.TEMPERATURE)]
-    for need, beside in product([*combinations, *Need], combinations):
-        assert ways([need], able) == [expected(need, able)]
-        filtered = Way.FILTERED in (expected(need, able), expected(beside, able))
-        assert ways([beside, need, beside], able) == [
-            expected(each, able, filtered) for each in (beside, need, beside)
+@pytest.mark.parametrize("supported", [ALL, ALL & ~(STORED | Need.REPETITION), Need(0)])
+def test_routes_of_every_combination_alone_and_with_neighbors(supported):
+    """All combinations of the needs that decide, and each need that does not."""
+    deciding = STORED | Need.REPETITION | Need.LOGITS | Need.TEMPERATURE
+    combinations = [need for need in map(Need, range(2 ** len(Need))) if not need & ~deciding]
+    for need, neighbor in product([*combinations, *Need], combinations):
+        assert routes([need], supported) == [expected(need, supported)]
+        both = [expected(each, supported) for each in (need, neighbor)]
+        batch = [neighbor, need, neighbor]
+        assert routes(batch, supported) == [
+            expected(each, supported, Route.FILTERED in both) for each in batch
         ]
 
 
-def test_no_more_passes_over_the_head_than_kinds_of_draws():
-    mixed = [Need(0), Need.FILTER, Need.TEMPERATURE, Need.MASK, Need.BIAS, Need.LOGPROB]
-    assert len(route(np.array(mixed * 20, np.int64), OURS)) == 1
-
-
-def test_reasons_are_those_that_a_draw_lacks():
+def test_reasons_are_the_needs_that_are_not_supported():
     assert set(REASONS) == set(Need)
-    assert reason(Need.TEMPERATURE | Need.LOGITS, OURS) == "logits"
-    assert reason(Need.TOP_LOGPROBS, OURS & ~Need.TOP_LOGPROBS) == "top logprobs"
+    assert reason(Need.TEMPERATURE | Need.LOGITS, ALL) == "logits"
+    assert reason(Need.TOP_LOGPROBS, ALL & ~Need.TOP_LOGPROBS) == "top logprobs"
     assert reason(Need.TEMPERATURE | Need.FILTER, Need.FILTER) == "temperature"
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits"])
-def test_what_log_probabilities_need(mode):
-    kinds = [need for need in ALL if need < Need.LOGPROB and Need.TEMPERATURE not in need]
-    for need, temperature in product(kinds, [0.0, 0.5, 1.0]):
+def test_needs_of_log_probabilities(mode):
+    others = [Need(0), Need.MASK, Need.BIAS, Need.FILTER, Need.REPETITION]
+    for need, temperature in product(others, [0.0, 0.5, 1.0]):
         base = need | (Need.TEMPERATURE if temperature != 1 else Need(0))
-        found = logprob_needs(
+        added = logprob_needs(
             np.full(5, base, np.int64), np.full(5, temperature), np.array([-1, 0, 1, 20, 21]), mode
         )
-        drawn_from = temperature != 0.5 and not need & ~Need.MASK
+        unchanged = temperature != 0.5 and need in (Need(0), Need.MASK)
         sampled = {
-            "raw_logprobs": Need.LOGPROB if drawn_from else Need.LOGPROB | Need.OTHER_LOGPROB,
+            "raw_logprobs": Need.LOGPROB if unchanged else Need.LOGPROB | Need.OTHER_LOGPROB,
             "processed_logprobs": Need.LOGPROB,
         }.get(mode, Need.LOGPROB | Need.LOGITS)
         top = sampled | Need.TOP_LOGPROBS
-        assert found.tolist() == [0, sampled, top, top, sampled | Need.MORE_LOGPROBS]
+        assert added.tolist() == [0, sampled, top, top, sampled | Need.MORE_LOGPROBS]
 
 
-def test_what_a_draw_cannot_tell_of_other_tokens_the_engine_tells():
-    tells, asks = Need.LOGPROB | Need.MORE_LOGPROBS, Need.LOGPROB | Need.TOP_LOGPROBS
-    needs = np.array([0, Need.LOGPROB, asks, asks | Need.MASK], np.int64)
-    assert shared_out(needs, tells).tolist() == [0, Need.LOGPROB, tells, tells | Need.MASK]
-    for able in (OURS, Need(0)):
-        assert shared_out(needs, able) is needs
+def test_the_engine_computes_log_probabilities_that_a_draw_does_not():
+    supported, top = Need.LOGPROB | Need.MORE_LOGPROBS, Need.LOGPROB | Need.TOP_LOGPROBS
+    needs = np.array([0, Need.LOGPROB, top, top | Need.MASK], np.int64)
+    assert delegate_logprobs(needs, supported).tolist() == [
+        *(0, Need.LOGPROB, supported, supported | Need.MASK),
+    ]
+    for unchanged in (ALL, Need(0)):
+        assert delegate_logprobs(needs, unchanged) is needs
 
 
-NEEDS = {
-    "plain": ({"temperature": 0.7}, Need.TEMPERATURE),
-    "greedy": ({"temperature": 0}, Need.TEMPERATURE),
-    "seed": ({"seed": 7}, Need(0)),
-    "all tokens by top_k": ({"top_k": V}, Need(0)),
-    "top_k": ({"top_k": 50}, Need.FILTER),
-    "top_p": ({"top_p": 0.9}, Need.FILTER),
-    "min_p": ({"min_p": 0.1}, Need.FILTER),
-    "presence": ({"presence_penalty": 0.1}, Need.BIAS),
-    "frequency": ({"frequency_penalty": 0.1}, Need.BIAS),
-    "repetition": ({"repetition_penalty": 1.1}, Need.REPETITION),
-    "logit_bias": ({"logit_bias": {3: 1.0}}, Need.BIAS),
-    "allowed": ({"allowed_token_ids": [1, 2]}, Need.BIAS),
-    "min_tokens": ({"min_tokens": 2, "all_stop_token_ids": (5,)}, Need.BIAS),
-    "bad_words": ({"bad_words_token_ids": [[1], [2, 3]]}, Need.BIAS),
-    "logprobs": ({"logprobs": 0}, Need.LOGPROB),
-    "top logprobs": ({"logprobs": 2}, Need.LOGPROB | Need.TOP_LOGPROBS),
-    "many logprobs": ({"logprobs": 21}, Need.LOGPROB | Need.MORE_LOGPROBS),
-    "given logprobs": ({"logprob_token_ids": [3]}, Need.LOGPROB | Need.MORE_LOGPROBS),
-    "default logprobs": (
-        {"top_k": 50, "logprobs": 2},
-        Need.FILTER | Need.LOGPROB | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS,
-    ),
-}
+TOP = Need.LOGPROB | Need.TOP_LOGPROBS
+NEEDS = [
+    ({"temperature": 0.7}, Need.TEMPERATURE),
+    ({"temperature": 0}, Need.TEMPERATURE),
+    ({"seed": 7}, Need(0)),
+    ({"top_k": V}, Need(0)),
+    ({"top_k": 50}, Need.FILTER),
+    ({"top_p": 0.9}, Need.FILTER),
+    ({"min_p": 0.1}, Need.FILTER),
+    ({"presence_penalty": 0.1}, Need.BIAS),
+    ({"frequency_penalty": 0.1}, Need.BIAS),
+    ({"repetition_penalty": 1.1}, Need.REPETITION),
+    ({"logit_bias": {3: 1.0}}, Need.BIAS),
+    ({"allowed_token_ids": [1, 2]}, Need.BIAS),
+    ({"min_tokens": 2, "all_stop_token_ids": (5,)}, Need.BIAS),
+    ({"bad_words_token_ids": [[1], [2, 3]]}, Need.BIAS),
+    ({"logprobs": 0}, Need.LOGPROB),
+    ({"logprobs": 2}, TOP),
+    ({"logprobs": 21}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    ({"logprob_token_ids": [3]}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    ({"top_k": 50, "logprobs": 2}, Need.FILTER | Need.OTHER_LOGPROB | TOP),
+]
 
 
-def test_what_requests_need(load):
-    """By themselves; the next request of the slot is plain again."""
+def test_needs_of_requests(load):
+    """The next request in the same slot has no needs."""
     runner = load()
-    play, adapter = Play(runner), runner._fsbench.sampling.adapter
-    for given, expected in NEEDS.values():
-        play.add("plain", params(), PROMPT)
-        play.add("mine", params(**given), PROMPT)
-        slots = np.array([play.slots[name] for name in ("plain", "mine", "plain")], np.int32)
-        assert adapter.needs(runner, slots).tolist() == [0, int(expected), 0], given
-        play.remove("mine")
+    play = Play(runner)
+    play.add("plain", params(), PROMPT)
+    for settings, need in NEEDS:
+        play.add("one", params(**settings), PROMPT)
+        slots = np.array([play.slots[name] for name in ("plain", "one", "plain")], np.int32)
+        assert adapter.request_needs(runner, slots).tolist() == [0, int(need), 0], settings
+        play.remove("one")
         play.add("next", params(), PROMPT)
-        assert play.slots["next"] == slots[1] and not adapter.needs(runner, slots).any()
+        assert play.slots["next"] == slots[1] and not adapter.request_needs(runner, slots).any()
         play.remove("next")
-        play.remove("plain")

@@ -1,4 +1,4 @@
-"""The vLLM plug-in's hooks: which models it takes, what it refuses, what it does about weights."""
+"""The vLLM plug-in's hooks: models and engines that it takes, what it refuses, new weights."""
 
 from __future__ import annotations
 
@@ -18,46 +18,58 @@ from tree import ROOT
 from vllm_play import Play
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import entry, vllm_head, vllm_runner
+from fsbench.integrations import DRAW_MARK, MATMUL_MARK, entry, vllm_head, vllm_runner
 from fsbench.integrations import vllm as plugin
-from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
+RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 WORKER = "vllm.v1.worker.gpu_worker"
+INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
+OUTPUT = "vllm.v1.worker.gpu.sample.output"
 
 
-def served(runner: Any, number: int = 2) -> bool:
-    """Whether a step of plain requests is drawn by the plug-in."""
+def is_served(runner: Any) -> bool:
+    """Return whether the plug-in draws a step of two plain requests."""
     play = Play(runner)
-    for each in range(number):
-        play.add(str(each), params(seed=each), [5, 6])
+    for number in range(2):
+        play.add(str(number), params(seed=number), [5, 6])
     play.step()
-    calls = [call for call in runner.calls if call[0] == "sample"]
+    served = not runner.sample_calls()
     runner.calls.clear()
-    return not calls
+    return served
 
 
 def counts(runner: Any) -> dict[str, Any]:
     return runner._fsbench.sampling.counts.as_dict()
 
 
-def test_off_unless_asked_for(vllm):
+def worker_of(runner: Any) -> Any:
+    worker = runner.modules[WORKER].Worker()
+    worker.model_runner = runner
+    return worker
+
+
+@pytest.fixture
+def switched_on(monkeypatch, vllm):
+    """The fake's modules, with FSBENCH_VLLM set."""
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    return vllm
+
+
+def test_off_unless_switched_on_and_hooked_once(monkeypatch, vllm):
     before = vars(vllm[RUNNER].GPUModelRunner).copy()
     entry.register()
     plugin.register()
     assert vars(vllm[RUNNER].GPUModelRunner) == before
-
-
-def test_registering_twice_hooks_once(monkeypatch, vllm):
     monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
     entry.register()
     hooked = vllm[RUNNER].GPUModelRunner.sample
     entry.register()
-    assert vllm[RUNNER].GPUModelRunner.sample is hooked
+    assert vllm[RUNNER].GPUModelRunner.sample is hooked is not before["sample"]
 
 
 def test_the_entry_point_is_declared_and_cannot_fail_on_import():
-    """vLLM finds it by this group; it logs what an import raises, and stops for what it raises."""
+    """vLLM finds it by this group; it ignores an import that fails."""
     import tomllib
 
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -71,7 +83,7 @@ def test_the_entry_point_is_declared_and_cannot_fail_on_import():
     ]  # fmt: skip
 
 
-def test_an_error_of_the_plug_in_stops_the_engine(monkeypatch, vllm):
+def test_an_unknown_sampler_stops_the_engine(monkeypatch, vllm):
     monkeypatch.setenv("FSBENCH_VLLM", "flash_smaple")
     with pytest.raises(InvalidArgument, match=r"FSBENCH_VLLM: expected flash_sample.*flash_smaple"):
         entry.register()
@@ -84,87 +96,83 @@ def test_another_version_is_refused(monkeypatch, version):
     message = rf"vllm: expected version 0\.26\.0.*got {version}.*pip install vllm==0\.26\.0"
     with pytest.raises(EngineMismatch, match=message):
         entry.register()
-    assert plugin.adapter_of("0.26.0+cu130").expected.version == plugin.SUPPORTED
+    plugin.check_version("0.26.0+cu130")
 
 
-def _renamed(found: dict[str, Any]) -> None:
-    found[RUNNER].GPUModelRunner.sample = lambda self, hidden_states, batch, grammar_output: None
+def _rename_parameter(modules: dict[str, Any]) -> None:
+    modules[RUNNER].GPUModelRunner.sample = lambda self, hidden_states, batch, grammar_output: None
 
 
-def _gone(found: dict[str, Any]) -> None:
-    del found["vllm.v1.worker.gpu.sample.output"].SamplerOutput
+def _remove_class(modules: dict[str, Any]) -> None:
+    del modules[OUTPUT].SamplerOutput
 
 
-def _no_field(found: dict[str, Any]) -> None:
-    fewer = dataclasses.make_dataclass("InputBatch", ["num_reqs"])
-    found["vllm.v1.worker.gpu.input_batch"].InputBatch = fewer
+def _remove_fields(modules: dict[str, Any]) -> None:
+    modules[INPUT_BATCH].InputBatch = dataclasses.make_dataclass("InputBatch", ["num_reqs"])
 
 
-def _another_field(found: dict[str, Any]) -> None:
-    old = found["vllm.v1.worker.gpu.sample.output"].SamplerOutput
-    more = dataclasses.make_dataclass("SamplerOutput", ["now_required"])
-    fields = [*dataclasses.fields(more), *dataclasses.fields(old)]
-    made = dataclasses.make_dataclass("SamplerOutput", [(f.name, f.type, f) for f in fields])
-    found["vllm.v1.worker.gpu.sample.output"].SamplerOutput = made
+def _require_field(modules: dict[str, Any]) -> None:
+    fields = dataclasses.fields(modules[OUTPUT].SamplerOutput)
+    modules[OUTPUT].SamplerOutput = dataclasses.make_dataclass(
+        "SamplerOutput", ["now_required", *((f.name, f.type, f) for f in fields)]
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_renamed, r"GPUModelRunner\.sample: expected parameters .*'input_batch'.*'batch'"),
-        (_gone, "SamplerOutput: expected it"),
-        (_no_field, "InputBatch: expected fields req_ids, num_tokens"),
-        (_another_field, "SamplerOutput: expected no further fields to fill; got now_required"),
+        (
+            _rename_parameter,
+            r"GPUModelRunner\.sample: expected parameters .*'input_batch'.*'batch'",
+        ),
+        (_remove_class, "SamplerOutput: expected it"),
+        (_remove_fields, "InputBatch: expected fields req_ids, num_tokens"),
+        (_require_field, "SamplerOutput: expected no further fields to fill; got now_required"),
     ],
 )
-def test_drift_is_named_in_one_line(monkeypatch, vllm, change, message):
-    change(vllm)
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
-    before = vllm[RUNNER].GPUModelRunner.load_model
+def test_a_changed_source_is_named_in_one_line(switched_on, change, message):
+    change(switched_on)
+    before = switched_on[RUNNER].GPUModelRunner.load_model
     with pytest.raises(EngineMismatch, match=message) as raised:
         plugin.register()
     assert "\n" not in str(raised.value)
-    assert vllm[RUNNER].GPUModelRunner.load_model is before
+    assert switched_on[RUNNER].GPUModelRunner.load_model is before
 
 
-def test_a_missing_attribute_stops_the_engine_when_the_model_is_loaded(monkeypatch, vllm):
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+def test_a_missing_attribute_stops_the_engine_when_the_model_is_loaded(switched_on):
     plugin.register()
-    runner = vllm[RUNNER].GPUModelRunner()
+    runner = switched_on[RUNNER].GPUModelRunner()
     del runner.sampler.sampling_states.min_p
     with pytest.raises(EngineMismatch, match="SamplingStates: expected attributes min_p"):
         runner.load_model()
 
 
-def test_model_runner_v1_is_refused_not_ignored(monkeypatch, vllm):
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+def test_model_runner_v1_is_refused_not_ignored(switched_on):
     plugin.register()
     with pytest.raises(EngineMismatch, match="VLLM_USE_V2_MODEL_RUNNER=1"):
-        vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner().load_model()
+        switched_on[RUNNER_V1].GPUModelRunner().load_model()
 
 
-def test_rays_workers_get_the_variables(monkeypatch, vllm):
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+def test_rays_workers_get_the_variables(monkeypatch, switched_on):
     monkeypatch.setenv("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "MINE,FSBENCH_VLLM")
     plugin.register()
     names = os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")
     assert names == ["MINE", *(f"FSBENCH_VLLM{end}" for end in ("", "_MARKS", "_DRAFTS"))]
 
 
-def changed(**of: Any) -> Any:
-    """A model with these attributes, by dotted path."""
+def changed(path: str, value: Any) -> Model:
+    """Return a model with another attribute at a dotted path."""
     model = Model()
-    for path, value in of.items():
-        *parts, last = path.split("__")
-        here: Any = model
-        for each in parts:
-            here = getattr(here, each)
-        setattr(here, last, value)
+    *parts, last = path.split(".")
+    owner: Any = model
+    for part in parts:
+        owner = getattr(owner, part)
+    setattr(owner, last, value)
     return model
 
 
-class Edited(Model):
-    """Its logits are not quite hidden @ weight.T."""
+class EditedLogits(Model):
+    """A model whose logits are an edit of hidden @ weight.T."""
 
     def __init__(self, edit: Any):
         super().__init__()
@@ -172,11 +180,6 @@ class Edited(Model):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self._edit(super().compute_logits(hidden_states))
-
-
-def _without_tokens(logits: torch.Tensor) -> torch.Tensor:
-    logits[:, 600:] = -torch.inf
-    return logits
 
 
 class Wrapper:
@@ -191,26 +194,32 @@ class Wrapper:
 
 
 FP8 = type("Fp8EmbeddingMethod", (), {})()
-MODELS = {
+EDITED = "model: compute_logits"
+MODELS: dict[str, tuple[Any, str | None]] = {
     "plain": (Model, None),
-    "soft cap": (lambda: changed(logits_processor__soft_cap=2.0), None),
+    "soft cap": (lambda: changed("logits_processor.soft_cap", 2.0), None),
     "inside another": (lambda: Wrapper(Model()), None),
-    "head_dtype": (lambda: changed(logits_processor__head_dtype=torch.bfloat16), None),
+    "head_dtype": (lambda: changed("logits_processor.head_dtype", torch.bfloat16), None),
     "fp32 logits": (
-        lambda: changed(logits_processor__head_dtype=torch.float32),
+        lambda: changed("logits_processor.head_dtype", torch.float32),
         "model: logits in torch.float32",
     ),
-    "other logits": (lambda: Edited(lambda logits: logits.flip(1)), "model: compute_logits"),
-    "no token beyond 600": (lambda: Edited(_without_tokens), "model: compute_logits"),
-    "large logits cut": (
-        lambda: Edited(lambda logits: logits.masked_fill(logits > 3, -torch.inf)),
-        "model: compute_logits",
+    "permuted": (lambda: EditedLogits(lambda logits: logits.flip(1)), EDITED),
+    "no token beyond 600": (
+        lambda: EditedLogits(
+            lambda logits: logits.index_fill(1, torch.arange(600, 700), -torch.inf)
+        ),
+        EDITED,
     ),
-    "a small bias": (lambda: Edited(lambda logits: logits + 1e-3), "model: compute_logits"),
-    "head.bias": (lambda: changed(lm_head__bias=torch.zeros(704)), "model: LM head with a bias"),
-    "quantized": (lambda: changed(lm_head__quant_method=FP8), "model: quantized LM head"),
-    "scaled": (lambda: changed(logits_processor__scale=0.5), "model: scaled logits"),
-    "no head": (lambda: changed(lm_head=None), "model: no lm_head.weight and logits_processor"),
+    "large logits cut": (
+        lambda: EditedLogits(lambda logits: logits.masked_fill(logits > 3, -torch.inf)),
+        EDITED,
+    ),
+    "a small bias": (lambda: EditedLogits(lambda logits: logits + 1e-3), EDITED),
+    "bias": (lambda: changed("lm_head.bias", torch.zeros(704)), "model: LM head with a bias"),
+    "quantized": (lambda: changed("lm_head.quant_method", FP8), "model: quantized LM head"),
+    "scaled": (lambda: changed("logits_processor.scale", 0.5), "model: scaled logits"),
+    "no head": (lambda: changed("lm_head", None), "model: no lm_head.weight and logits_processor"),
     "fp32": (lambda: Model(dtype=torch.float32), "model: LM head in torch.float32"),
 }
 
@@ -220,25 +229,25 @@ def test_models_it_takes_and_models_it_leaves(load, caplog, name):
     model, reason = MODELS[name]
     with caplog.at_level(logging.INFO, "vllm.fsbench"):
         runner = load(model=model())
-    said = "flash_sample draws" if reason is None else f"vLLM draws all tokens ({reason})"
-    assert caplog.text.count(f"fsbench: {said}") == 1  # once
+    line = "flash_sample draws" if reason is None else f"vLLM draws all tokens ({reason})"
+    assert caplog.text.count(f"fsbench: {line}") == 1
     if name in ("no head", "fp32"):  # the fake cannot sample from them
-        assert runner._fsbench.sampling.lacks == reason
+        assert runner._fsbench.sampling.disabled_reason == reason
         return
-    assert served(runner) == (reason is None)
+    assert is_served(runner) == (reason is None)
     assert counts(runner) == {"served": 0 if reason else 2, "left": {reason: 2} if reason else {}}
 
 
-ENGINES = {"model: LoRA": "lora_config", "engine: drafts": "speculative_config"}
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("lora_config", "model: LoRA"), ("speculative_config", "engine: drafts")],
+)
+def test_engines_it_leaves(load, option, reason):
+    runner = load(**{option: object()})
+    assert not is_served(runner) and counts(runner)["left"] == {reason: 2}
 
 
-@pytest.mark.parametrize("reason", ENGINES)
-def test_engines_it_leaves(load, reason):
-    runner = load(**{ENGINES[reason]: object()})
-    assert not served(runner) and counts(runner)["left"] == {reason: 2}
-
-
-def test_a_sharded_head_is_compared_by_its_own_columns():
+def test_a_sharded_head_is_compared_by_its_columns():
     whole, model = Model(padding=0), Model(padding=0)
     model.lm_head = LMHead(model.lm_head.weight[100:], 600)
     model.compute_logits = whole.compute_logits  # type: ignore[method-assign]
@@ -249,15 +258,15 @@ def test_a_sharded_head_is_compared_by_its_own_columns():
     assert not vllm_head.is_matmul(model, model.lm_head, None, 700)
 
 
-def copied(monkeypatch: Any) -> None:
-    """Heads are found as if a shard had been copied."""
+def copy_heads(monkeypatch: Any) -> None:
+    """Find heads as if a shard had been copied."""
     find_head = vllm_head.find_head
 
     def copying(runner: Any) -> Any:
-        found = find_head(runner)
-        weight = found.head.weight.clone()
-        head = vllm_head.Head(weight, found.head.vocab_size)
-        return found._replace(head=head, copied=weight.nbytes)
+        loaded = find_head(runner)
+        weight = loaded.head.weight.clone()
+        head = vllm_head.Head(weight, loaded.head.vocab_size)
+        return loaded._replace(head=head, copied_bytes=weight.nbytes)
 
     monkeypatch.setattr(vllm_runner, "find_head", copying)
 
@@ -265,7 +274,7 @@ def copied(monkeypatch: Any) -> None:
 def test_copies_are_counted_as_the_models_memory(monkeypatch, load):
     assert load().model_memory_usage == 1000
     assert load("screened").model_memory_usage == 1000 + 704 * (D + 12)
-    copied(monkeypatch)
+    copy_heads(monkeypatch)
     runner = load()
     assert runner.model_memory_usage == 1000 + runner.model.lm_head.weight.nbytes
 
@@ -289,49 +298,58 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_new_weights_are_drawn_from(monkeypatch, load, screens, change, kept):
     if kept == "copy of a shard":
-        copied(monkeypatch)
+        copy_heads(monkeypatch)
     runner = load("screened" if kept == "screened head" else "flash_sample")
-    made = runner._fsbench._made
-    worker = runner.found[WORKER].Worker()
-    worker.model_runner = runner
+    draws = runner._fsbench._draws
     play = Play(runner)
     play.add("greedy", params(temperature=0), [5, 6, 7])
     play.step()
     new = [("lm_head.weight", runner.model.lm_head.weight.roll(50, 0))]
-    CHANGES[change](runner, worker, new)
+    CHANGES[change](runner, worker_of(runner), new)
     hidden, batch = play.batch(["greedy"])
     output, *_ = runner.sample(hidden, batch, None)
     best = (hidden[:1].float() @ new[0][1][:700].float().T).argmax()
     assert output.sampled_token_ids[0, 0] == best
     assert counts(runner) == {"served": 2, "left": {}}
     if kept == "screened head":
-        assert screens == [1, 1] and (runner._fsbench._made is made) == (change != "another tensor")
+        assert screens == [1, 1]
+        assert (runner._fsbench._draws is draws) == (change != "another tensor")
 
 
-def test_ranks_look_a_head_up_together(load):
-    """One rank's shard may be a copy, and another's not."""
-    found = load()._fsbench._found
+def test_ranks_search_for_a_head_together(load):
+    """The shard of one rank may be a copy while another's is not."""
+    loaded = load()._fsbench._head
+    head = types.SimpleNamespace(weight=loaded.weight)
+    model = types.SimpleNamespace(lm_head=head, logits_processor=None)
     for ranks in (1, 2):
-        of_ranks = types.SimpleNamespace(tensor_parallel_size=ranks)
-        runner = types.SimpleNamespace(parallel_config=of_ranks, model=types.SimpleNamespace(
-            lm_head=types.SimpleNamespace(weight=found.weight), logits_processor=None))  # fmt: skip
-        assert found.moved(runner) == (ranks > 1)
+        config = types.SimpleNamespace(tensor_parallel_size=ranks)
+        runner = types.SimpleNamespace(parallel_config=config, model=model)
+        assert loaded.may_have_moved(runner) == (ranks > 1)
 
 
-def test_weights_that_become_unfit_are_left_to_vllm(load):
+def test_ranks_agree_on_a_reason(monkeypatch):
+    def all_gather(reasons: list[Any], reason: Any, group: Any) -> None:
+        reasons[:] = [None, reason, "model: compute_logits"]
+
+    monkeypatch.setattr(vllm_head.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(vllm_head.dist, "all_gather_object", all_gather)
+    assert vllm_head.first_reason(None, None) == "model: compute_logits"
+    assert vllm_head.first_reason("model: LoRA", None) == "model: LoRA"
+
+
+def test_weights_that_become_unsupported_are_left_to_vllm(load):
     runner = load()
-    assert served(runner)
+    assert is_served(runner)
     runner.model.lm_head.weight = runner.model.lm_head.weight.clone()
     runner.model.lm_head.bias = torch.ones(704)
     runner.model.load_weights([])
-    assert not served(runner)
+    assert not is_served(runner)
 
 
 def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):
     runner = load()
-    worker = runner.found[WORKER].Worker()
-    worker.model_runner = runner
-    served(runner)
+    worker = worker_of(runner)
+    is_served(runner)
     assert worker.fsbench_counts() == {"served": 2, "left": {}}
     assert worker.compile_or_warm_up_model() == 1.5
     assert worker.fsbench_counts() == {"served": 0, "left": {}}
@@ -346,20 +364,20 @@ def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):
     assert runner.calls[-1] == "shutdown"
 
 
-def test_marks_appear_in_profiles_of_both_ways(monkeypatch, vllm):
+def test_marks_appear_in_profiles_of_vllms_sampler_too(monkeypatch, vllm):
     monkeypatch.setenv("FSBENCH_VLLM_MARKS", "1")
     entry.register()
     runner = vllm[RUNNER].GPUModelRunner()
     runner.load_model()
     with profile() as recorded:
-        served(runner)
+        is_served(runner)
     names = [event.name for event in recorded.events()]
     assert DRAW_MARK in names and MATMUL_MARK in names
     assert counts(runner)["left"] == {"vLLM's own": 2}
-    vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner().load_model()  # V1 may be marked too
+    vllm[RUNNER_V1].GPUModelRunner().load_model()  # V1 may be marked, too
 
 
-def test_a_rival_serves_rows_of_temperature_one_only(load):
+def test_a_sampler_of_fsbench_list_serves_rows_of_temperature_one_only(load):
     runner = load("multinomial")
     play = Play(runner)
     for kind in ({}, {"temperature": 0.5}, {"top_p": 0.9}, {"logit_bias": {3: 1.0}}):
@@ -368,13 +386,3 @@ def test_a_rival_serves_rows_of_temperature_one_only(load):
     assert counts(runner) == {
         "served": 1, "left": {"temperature": 1, "top-k, top-p, min-p": 1, "logit bias": 1},
     }  # fmt: skip
-
-
-def test_ranks_agree_on_a_reason(monkeypatch):
-    def all_gather(found: list[Any], mine: Any, group: Any) -> None:
-        found[:] = [None, mine, "model: compute_logits"]
-
-    monkeypatch.setattr(vllm_head.dist, "get_world_size", lambda group: 3)
-    monkeypatch.setattr(vllm_head.dist, "all_gather_object", all_gather)
-    assert vllm_head.agreed(None, None) == "model: compute_logits"
-    assert vllm_head.agreed("model: LoRA", None) == "model: LoRA"

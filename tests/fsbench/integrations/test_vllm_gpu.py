@@ -72,7 +72,7 @@ def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeyp
     draw = runner._fsbench.sampling.draw
 
     class Recording:
-        able, screens = draw.able, draw.screens
+        supported, screens = draw.supported, draw.screens
 
         def __call__(self, rows):
             drawn = draw(rows)
@@ -148,12 +148,12 @@ def test_a_seed_means_a_seed_after_a_preemption(llm):
 
 def test_structured_output_keeps_to_its_grammar(llm, runner):
     counts = runner._fsbench.sampling.counts
-    served, left = counts.served, sum(counts.left.values())
+    served, left = counts.served, sum(counts.unserved.values())
     rows = range(8)
     outputs = llm.generate([prompt(r) for r in rows], [parameters(GRAMMAR, r) for r in rows])
     tokens = [token for output in outputs for token in output.outputs[0].token_ids]
     assert set(tokens) <= set(range(len(DIGITS))) and len(set(tokens)) > 8
-    assert counts.served - served >= len(tokens) and sum(counts.left.values()) == left
+    assert counts.served - served >= len(tokens) and sum(counts.unserved.values()) == left
 
 
 @pytest.mark.parametrize("kind", TELLING)
@@ -219,7 +219,7 @@ def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
 def test_a_thousand_mixed_requests(llm, runner):
     """Of every kind, some cancelled, all that run preempted twice: none is lost."""
     engine, counts = llm.llm_engine, runner._fsbench.sampling.counts
-    before = counts.served + sum(counts.left.values())
+    before = counts.served + sum(counts.unserved.values())
     cancelled = {str(row) for row in range(7, 1000, 50)}
     got = {}
     for row in range(1000):
@@ -237,16 +237,16 @@ def test_a_thousand_mixed_requests(llm, runner):
     finished = {str(row): 4 + row % 9 for row in range(1000)}
     finished = {name: tokens for name, tokens in finished.items() if name not in cancelled}
     assert {name: got.get(name) for name in finished} == finished
-    drawn = counts.served + sum(counts.left.values()) - before
+    drawn = counts.served + sum(counts.unserved.values()) - before
     assert drawn >= sum(finished.values())
-    assert not counts.left and counts.served > 0
+    assert not counts.unserved and counts.served > 0
 
 
 def test_drafts_change_no_token(drafting, monkeypatch):
     """Those of the drafter, of random weights, and then right ones; both of seeded requests."""
     runner = runner_of(drafting)
     speculator, sampling = runner.speculator, runner._fsbench.sampling
-    assert sampling.lacks == "" and "_greedy_sample_draft" in vars(speculator)
+    assert sampling.disabled_reason == "" and "_greedy_sample_draft" in vars(speculator)
     hidden = torch.randn(64, D, device="cuda").bfloat16()
     with torch.inference_mode():
         logits = speculator.model.compute_logits(hidden)
@@ -259,7 +259,7 @@ def test_drafts_change_no_token(drafting, monkeypatch):
     draw = sampling.draw
 
     class Recording:
-        able, screens = draw.able, draw.screens
+        supported, screens = draw.supported, draw.screens
 
         def __call__(self, rows):
             found = draw(rows)
@@ -306,7 +306,7 @@ def test_drafts_change_no_token(drafting, monkeypatch):
     # Hidden states may differ in the last bit, if the batches of a step have other sizes.
     assert sum(a == b for a, b in zip(plain, same, strict=True)) >= 0.8 * len(rows)
     assert few < 0.7 * many
-    assert not set(sampling.counts.left)
+    assert not set(sampling.counts.unserved)
 
 
 def test_an_engine_with_drafts_gives_the_tokens_of_one_without(llm, drafting):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Verified, flash_sample, step_noise, verify_drafts
-from fsbench.kernels.fused.drafts import follow_drafts, verified_by_torch
+from fsbench.kernels.fused.drafts import verified_by_kernel, verified_by_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -174,7 +174,7 @@ def test_the_kernel_finds_what_torch_finds(k, vocab_size):
     of_rows = torch.randint(-1, k + 2, (B, k), generator=generator)
     early = torch.arange(k) // 2  # a tree of two branches at each node
     for parents in (None, early, of_rows, early.expand(B, -1).int().contiguous()):
-        found = follow_drafts(sampled, drafts, parents, vocab_size)
+        found = verified_by_kernel(sampled, drafts, parents, vocab_size)
         wanted = verified_by_torch(sampled, drafts, parents, vocab_size)
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other)

@@ -223,7 +223,7 @@ def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
     hidden, weight = problem(8, 500, 64)
     seed, offset = counter(4), counter(8)
     flash_sample(hidden, weight, seed=seed, offset=offset)
-    monkeypatch.setattr(_workspace, "_stock", {})
+    monkeypatch.setattr(_workspace, "_pool", {})
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(CaptureError, match="launch once outside"), torch.cuda.graph(graph):
         flash_sample(hidden, weight, seed=seed, offset=offset)

@@ -222,7 +222,7 @@ def test_no_more_than_64_mb_are_held_in_addition_to_the_gradients(D, dtype, opti
             width = tokens if options["mask"] == torch.bool else tokens // 32
             mask = torch.empty(rows, width, dtype=options["mask"])
     request = Request(
-        hidden, weight, SEED, None, 1.0, options.get("soft_cap"), bias, mask, tokens, 1, "given"
+        hidden, weight, SEED, None, 1.0, options.get("soft_cap"), bias, mask, tokens, 1, "target"
     )._replace(seed=targets)
     entropy = (logz, logz) if "entropy" in options else None
     with PeakBytes() as held:

@@ -310,8 +310,8 @@ def test_bad_configs(samples):
     for configs, error, message in (
         ((1, 2), InvalidType, "expected a ScreenConfig or HopperScreenConfig first; got int"),
         ((screen, screen), InvalidType, "expected a ResolveConfig second; got ScreenConfig"),
-        ((screen,), InvalidArgument, "expected two, of both launches; got 1"),
-        ((), InvalidArgument, "expected two, of both launches; got 0"),
+        ((screen,), InvalidArgument, "expected two, one for each launch; got 1"),
+        ((), InvalidArgument, "expected two, one for each launch; got 0"),
         (screen, InvalidType, "expected a tuple; got ScreenConfig"),
     ):
         with pytest.raises(error, match=f"configs: {message}"):

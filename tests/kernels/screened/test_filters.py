@@ -21,7 +21,7 @@ from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.screened import filters as screened_filters
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.verify.check import Setting
-from fsbench.verify.pathwise import compared
+from fsbench.verify.pathwise import compare_with_oracle
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
@@ -268,7 +268,7 @@ def test_a_changed_weight_is_refused():
     head = prepare_head(weight)
     weight[0] = 1.0
     for top_k in (20, 0):
-        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
             truncated_sample(hidden, head, top_k=top_k, seed=SEED)
     broken = ScreenedHead(weight, *head.copy[:3], head.norm[:7])
     with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape"):
@@ -283,6 +283,6 @@ def test_a_changed_weight_is_refused():
 def test_the_sampler_draws_the_tokens_of_the_oracle(filters):
     """Also without top-k, where the screen is not used."""
     problem = replace(Setting("cpu", "fp16").problem(5, 300), temperature=0.7, **filters)
-    assert compared("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
+    assert compare_with_oracle("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
     config = PROVIDER.build(problem, torch.zeros(300, problem.D, dtype=torch.float16)).config
     assert config.startswith("screened") == ("top_k" in filters), config

@@ -70,7 +70,7 @@ def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change):
     screened_sample(hidden, head, **call)
     old = head.codes
     change(weight)
-    message = r"head: expected a weight that is as it was; .* call head\.refresh\(weight\)"
+    message = r"head: expected an unchanged weight; .* call head\.refresh\(weight\)"
     for more in ({}, {"num_samples": 2}):
         with pytest.raises(InvalidArgument, match=message):
             screened_sample(hidden, head, **call, **more)
@@ -100,7 +100,7 @@ def test_check_finds_a_change_that_torch_does_not_count():
         head.check()
     head.refresh()
     weight[0, 0] += 0.0  # a write that changes nothing: within the bounds
-    with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+    with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
         screened_sample(weight_of(3), head, seed=torch.tensor([1]))
     head.check()
     screened_sample(weight_of(3), head, seed=torch.tensor([1]))
@@ -112,7 +112,7 @@ def test_a_weight_of_inference_mode_has_no_version():
         head = prepare_head(weight)
         assert screened_sample(weight_of(3), head, seed=torch.tensor([1])).valid.all()
         weight.set_(weight.clone())
-        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
             screened_sample(weight_of(3), head, seed=torch.tensor([1]))
 
 

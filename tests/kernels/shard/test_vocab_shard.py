@@ -224,7 +224,7 @@ def test_a_copied_shard_whose_weight_changed_is_refused_until_it_is_refreshed():
             first, refused, last = found_by(3)[rank]["changed"][i]
             assert (first, last) == (before, after)
             if i == 0:
-                assert "shard: expected a weight that is as it was" in refused
+                assert "shard: expected an unchanged weight" in refused
             else:  # nothing is copied: the rows themselves are drawn from
                 assert refused == after
 

@@ -1,4 +1,4 @@
-"""Device code: which of many numbers reach a threshold, and where that is so for k of them."""
+"""Thresholds that k numbers of a row reach, and slots for those that reach one: device code."""
 
 import triton
 import triton.language as tl
@@ -13,8 +13,8 @@ def _add_three(a1, a2, a3, b1, b2, b3):
 
 @triton.jit
 def three_sums(a, b, c):
-    """The sums of three tensors [N], in the time of one: the warps wait for each other once."""
-    if INTERPRETED:  # which would add up triples in Python, one by one
+    """Return the sums of three tensors [N] with one synchronization of the warps."""
+    if INTERPRETED:  # the interpreter would add up triples in Python, one by one
         return tl.sum(a), tl.sum(b), tl.sum(c)
     else:
         return tl.reduce((a, b, c), 0, _add_three)
@@ -22,16 +22,16 @@ def three_sums(a, b, c):
 
 @triton.jit
 def reached_by(order, k, low, above_all):
-    """A number from `low` on that k of these reach, and few more: int32 as `order`, [N].
+    """Return an int32 threshold >= `low` that k of `order` [N] reach, and at most k / 8 more.
 
-    `low` itself if few more than k reach it, or fewer. Of the largest logits of parts of a row it
-    is a lower bound of the row's kth largest logit.
+    It is `low` itself if no more than that reach it. If `order` has the largest logits of parts of
+    a row, the threshold is a lower bound of the row's kth largest logit.
     """
-    there = order >= low
-    reach = tl.sum(there.to(tl.int32))
+    reaches = order >= low
+    reach = tl.sum(reaches.to(tl.int32))
     low = low.to(tl.int64)
     if reach > k + k // 8:
-        low = tl.min(tl.where(there, order, 0x7FFFFFFF)).to(tl.int64)
+        low = tl.min(tl.where(reaches, order, 0x7FFFFFFF)).to(tl.int64)
     high = above_all.to(tl.int64)
     while (reach > k + k // 8) & (high - low > 1):
         step = tl.maximum((high - low) >> 2, 1)
@@ -49,10 +49,10 @@ def reached_by(order, k, low, above_all):
 
 @triton.jit
 def places(counter_ptr, order, low):
-    """A place for each of what is at least `low`, from a counter in memory on; in no order.
+    """Give each number that is at least `low` a slot from a counter in memory, in no order.
 
-    For few it is faster than a prefix sum, which is much code to fetch.
+    For few numbers this is faster than a prefix sum, whose code takes long to fetch.
     """
-    # Always 0, which the compiler does not know: it would add up a warp's, and wait each time.
+    # Always 0, which the compiler does not know: else it would combine a warp's atomics and wait.
     zero = (order == 0x7FFFFFFF).to(tl.int32)
     return tl.atomic_add(counter_ptr + zero, 1, mask=order >= low, sem="relaxed", scope="cta")
