@@ -130,21 +130,15 @@ def test_rows_of_another_k_are_computed_in_full(dtype, filters, long_lists):
 V = 300
 DRAW = torch.Generator().manual_seed(5)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "temperatures": {"temperature": torch.tensor([0.0, 2.0**-121, 0.5, 1.0, 3.0])},
-    "bad temperatures": {"temperature": torch.tensor([-1.0, torch.nan, torch.inf, 2.0**110, 1.0])},
+    "bad temperatures": {"temperature": torch.tensor([0.0, torch.nan, -1.0, 2.0**110, 2.0**-121])},
     "filters of rows": {
         "top_p": torch.tensor([0.1, 0.5, 1.0, 0.0, torch.nan]),
         "min_p": torch.tensor([0.0, 0.1, 0.9, torch.nan, 0.01]),
     },
-    "shared bias": {"bias": torch.linspace(-4, 4, V)},
-    "bias of rows": {"bias": torch.randn(5, V, generator=DRAW).bfloat16()},
     "bias that forbids": {"bias": torch.where(torch.arange(V) % 3 == 0, -torch.inf, 0.5)},
-    "mask": {"mask": torch.rand(5, V, generator=DRAW) < 0.3},
     "a mask that leaves few": {"mask": torch.rand(5, V, generator=DRAW) < 0.03},
     "words of a mask": {"mask": packed(torch.rand(5, V, generator=DRAW) < 0.5, padding=True)},
     "nothing allowed": {"mask": torch.arange(5)[:, None].expand(5, V).contiguous() != 2},
-    "soft cap": {"soft_cap": 2.0},
     "infinite bias": {"bias": torch.zeros(5, V).index_fill(1, torch.tensor([7]), torch.inf)},
     "undefined bias": {"bias": torch.zeros(V).index_fill(0, torch.tensor([9]), torch.nan)},
     "seeds": {"seed": torch.tensor([5, 5, -7, 2**40, 0]), "offset": torch.tensor([0, 1, 2, 3, 4])},
@@ -161,7 +155,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+QUICK = ("filters of rows", "bias that forbids", "a mask that leaves few", "everything")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else full(name) for name in OPTIONS])
 def test_options(name, long_lists):
     hidden, weight = matrices(5, 72, V)
     assert_same(hidden, weight, **{"top_k": 20, "top_p": 0.95, **OPTIONS[name]})
