@@ -47,10 +47,10 @@ def test_both_kernels_exchange_masses_before_candidates(file):
 )
 def test_no_warp_counts_on_while_another_may_still_load_the_count(kernel, call, exchanges):
     """A warp that loaded the next count would wait for words that nobody sends."""
-    found = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$", ptx=True)
+    found = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$")
     assert found
     for each in found:
-        between = counted(each.instructions)
+        between = counted(each.ptx.splitlines())
         assert len(between) == exchanges, each.launches
         for code in between:
             # Behind the last loop, the wait for the others' words.
