@@ -12,12 +12,12 @@ PYTEST = $(VENV)/bin/python -m pytest
 # A machine with an NVIDIA driver also gets the packages of the GPU samplers and timers, in the
 # versions that the committed records were made with.
 comma := ,
-EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
+EXTRAS ?= $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # torch is installed first, so that no dependency selects another version. Without a GPU it is the
 # version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs site check-engines clean
+.PHONY: setup bench record test test-all test-gpu verify lint format plots docs site check-engines clean
 
 setup: $(VENV)/ready
 
@@ -42,10 +42,6 @@ test: setup
 
 test-all: setup
 	$(ON_CPU) -m "not gpu"
-
-# The tests of test-all that test leaves out.
-test-rest: setup
-	$(ON_CPU) -m "full and not gpu"
 
 # PART=kernels, samplers or alone runs one part of the GPU tests.
 test-gpu: setup
@@ -86,7 +82,7 @@ docs: setup
 
 # The documentation site, in build/site; a broken link or reference fails.
 site: setup
-	$(VENV)/bin/pip install -q -e ".[docs]"
+	test -x $(VENV)/bin/mkdocs || $(VENV)/bin/pip install -q -e ".[docs]"
 	$(VENV)/bin/python tools/build_site.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 

@@ -13,7 +13,7 @@ B, D, V = 3, 256, 5000
 hidden = torch.randn(B, D, device=device, dtype=torch.bfloat16)
 weight = torch.randn(V, D, device=device, dtype=torch.bfloat16) / 8
 seed = torch.arange(B, device=device)
-history = TokenHistory.of([[1, 2, 3], [4], [5, 6]], [[]] * B, capacity=64, device=device)
+history = TokenHistory.from_tokens([[1, 2, 3], [4], [5, 6]], [[]] * B, capacity=64, device=device)
 
 for step in range(3):
     sample = truncated_sample(

@@ -2,7 +2,7 @@
 
 The model is a small Llama with random weights, made in memory, and the drafter its own first
 layer. Four requests are decoded together, each with its own temperature (one is greedy), seed and
-position. The loop is fsbench/integrations/speculating.py, which `fsbench e2e --speculate` measures;
+position. The loop is fsbench/integrations/decode_loop.py, which `fsbench e2e --speculate` measures;
 on a GPU the drafts and the verify pass are one CUDA graph.
 
     python examples/speculative_loop.py
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fsbench.integrations.speculating import Decoding, EarlyExit, captured
+from fsbench.integrations.decode_loop import Decoding, EarlyExit, captured
 
 PROMPT, LENGTH, K = 8, 40, 3  # tokens of a prompt, of a whole sequence; drafts of a step
 TEMPERATURES = [0.0, 0.7, 1.0, 1.3]
@@ -55,7 +55,7 @@ def main() -> None:
         decoding.start()
         steps = decoding.run(captured(decoding.step, device))
         found[k] = decoding.tokens[:, :LENGTH]
-        print(f"{k} drafts: {steps.at[-1]:.3f} s, {steps.accepted():.2f} accepted per step")
+        print(f"{k} drafts: {steps.times[-1]:.3f} s, {steps.accepted():.2f} accepted per step")
     same = (found[0] == found[K]).long().cumprod(1).sum(1) - PROMPT
     print(f"equal tokens of {LENGTH - PROMPT}, by request: {same.tolist()}")
     # In bf16 a pass over more rows rounds the hidden states differently, and one other token

@@ -105,8 +105,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
+_sessions: list[pytest.Session] = []
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _sessions.append(session)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process here: collecting garbage and taking down torch would cost seconds of CPU."""
+    config.get_terminal_writer().flush()
+    for session in _sessions:
+        os._exit(int(session.exitstatus))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

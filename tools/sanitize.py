@@ -88,7 +88,8 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
     """Yield (name, call) of every public function, without options and with all of them."""
     hidden, weight, required, everything = inputs(B)
     head = prepare_head(weight)
-    penalties = Penalties(TokenHistory.of([[1, 2]] * B, [[3]] * B, 8, "cuda"), 1.2, 0.1, 0.1)
+    history = TokenHistory.from_tokens([[1, 2]] * B, [[3]] * B, 8, "cuda")
+    penalties = Penalties(history, 1.2, 0.1, 0.1)
     scores = {"return_logprob": True, "return_logz": True, "num_samples": 2}
     kept: dict[str, Any] = {f"return_{x}": True for x in ("logprob", "kept_logprob", "rank")}
     kept |= {"return_support": 41, "return_top": 20, "logprob_temperature": 1.0}

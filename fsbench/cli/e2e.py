@@ -165,7 +165,7 @@ def _drafts(
     """Return the samplers of --speculate in transformers."""
     if k is None:
         raise InvalidArgument("--drafter: expected --speculate with it; got none")
-    from fsbench.e2e.hf_drafts import DRAFTERS, with_drafts
+    from fsbench.e2e.models import DRAFTERS, with_drafts
 
     if sampler and sampler != "flash_sample":
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Progress of `fsbench run` and `tune`: a line per finished cell, a bar or a heartbeat."""
+"""Progress of `fsbench run`, `tune` and `verify`: finished work, a bar or a heartbeat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from rich.console import Console
@@ -34,6 +35,44 @@ def time_of_step(microseconds: float) -> str:
             value = microseconds / scale
             return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
     return f"{microseconds / 1e6:.3g} s"
+
+
+class Heartbeat:
+    """Print lines, and after HEARTBEAT_S without one `activity()`; a context.
+
+    Args:
+        show: prints a line.
+        activity: returns the text of a heartbeat.
+    """
+
+    def __init__(self, show: Callable[[str], None], activity: Callable[[], str]) -> None:
+        self._show, self._activity = show, activity
+        self._printed = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def print(self, line: str) -> None:
+        """Print a line now."""
+        self._printed = time.monotonic()
+        self._show(line.rstrip())
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S / 16):
+            if time.monotonic() - self._printed > HEARTBEAT_S:
+                self.print(self._activity())
 
 
 class Progress:
@@ -66,14 +105,15 @@ class Progress:
         self._cells = (0, 0)
         self._left = self._activity = ""
         self._estimated_end: float | None = None
-        self._started = self._printed = time.monotonic()
-        self._stopped = threading.Event()
-        self._heartbeat: threading.Thread | None = None
+        self._started = time.monotonic()
+        self._heartbeat = Heartbeat(
+            lambda line: console.print(line, soft_wrap=True),
+            lambda: f"{self._count()} {self._activity}   {self._left}",
+        )
 
     def __enter__(self) -> Progress:
         if not (self._is_silent or self._console.is_terminal):
-            self._heartbeat = threading.Thread(target=self._beat, daemon=True)
-            self._heartbeat.start()
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -81,9 +121,7 @@ class Progress:
 
     def stop(self) -> None:
         """Remove the bar, or end the heartbeat."""
-        self._stopped.set()
-        if self._heartbeat:
-            self._heartbeat.join()
+        self._heartbeat.stop()
         if self._bar.live.is_started:
             self._bar.stop()
 
@@ -153,11 +191,5 @@ class Progress:
         return f"[{done}/{total}]"
 
     def _print(self, line: str) -> None:
-        self._printed = time.monotonic()
         if not self._is_silent:
-            self._console.print(line.rstrip(), soft_wrap=True)
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(0.5):
-            if time.monotonic() - self._printed > HEARTBEAT_S:
-                self._print(f"{self._count()} {self._activity}   {self._left}")
+            self._heartbeat.print(line)

@@ -30,6 +30,7 @@ from fsbench.cli.options import (
     number,
     option,
 )
+from fsbench.cli.progress import Heartbeat
 from fsbench.cli.tables import plain_table
 from fsbench.errors import (
     InvalidArgument,
@@ -128,10 +129,17 @@ def verify(
         if not lines:
             raise ResultsError("RECORDS: expected records of fsbench verify; got none")
     else:
-        from fsbench.discover import discover, select
+        activity = "importing torch"
 
-        found = discover(provider_path or [])
-        with recorder(output, write) as written:
+        def begin(sampler: str, check: str) -> None:
+            nonlocal activity
+            activity = f"{sampler}: checking {check}"
+
+        show = partial(print, file=sys.stderr, flush=True)
+        with recorder(output, write) as written, Heartbeat(show, lambda: activity) as heartbeat:
+            from fsbench.discover import discover, select
+
+            found = discover(provider_path or [])
 
             def record(line: dict[str, Any]) -> None:
                 lines.append(line)
@@ -147,10 +155,10 @@ def verify(
                 tier=tier,
                 only=check or (),
                 record=record,
+                begin=begin,
             ):
                 failed = sum(not each.passed for each in checks)
-                summary = f"{failed} of {len(checks)} checks failed; {seconds:.0f} s"
-                print(f"{name}: {summary}", file=sys.stderr, flush=True)
+                heartbeat.print(f"{name}: {failed} of {len(checks)} checks failed; {seconds:.0f} s")
     samplers, skipped = audited(lines)
     console = Console(highlight=False, stderr=as_json)
     if not as_json:
@@ -228,11 +236,14 @@ def judged(
     tier: str,
     only: Collection[str] = (),
     record: Record,
+    begin: Callable[[str, str], None] = lambda sampler, check: None,
 ) -> Iterator[tuple[str, list[Check], float]]:
-    """Yield (name, checks, seconds) of each sampler; `record` receives every line.
+    """Yield each sampler with its checks, and the seconds that they took.
 
     Args:
-        named: raise for a sampler that cannot be checked, instead of recording the reason.
+        named: a sampler that cannot be checked is an error; otherwise a line says why.
+        record: called with every line of the record.
+        begin: called with the sampler and the check, before each check.
     """
     import torch
 
@@ -262,7 +273,7 @@ def judged(
             sampler = available(entry, device)
             _require_checkable(sampler, dtype)
             record({"provider": entry.name, **_presented(entry, sampler)})
-            for done in run_checks(sampler, setting, tier, only):
+            for done in run_checks(sampler, setting, tier, only, partial(begin, entry.name)):
                 checks.append(done)
                 now = time.monotonic()
                 took = {"verdict": done.verdict, "seconds": round(now - since, 3)}

@@ -1,7 +1,7 @@
-"""`fsbench e2e`: time per output token of a whole model, with one sampler or another in it.
+"""`fsbench e2e`: time per output token of a whole model, by sampler.
 
-An engine (hf, vllm_engine) decodes, measure asks it in turn for each sampler, records keeps what it
-said, summary and tables make of that what one reads.
+An engine (hf, vllm_engine) decodes, measure runs the samplers in turn, records stores the samples,
+summary and tables derive the results.
 """
 
 from typing import TYPE_CHECKING
@@ -11,5 +11,5 @@ from fsbench.lazy import lazy_getattr
 if TYPE_CHECKING:
     from fsbench.e2e import vllm_served as vllm_served
 else:
-    # It imports vLLM, which only the worker process does, once it has redirected its output.
+    # It imports vLLM, which only the worker process does, after redirecting its output.
     __getattr__ = lazy_getattr(__name__, "vllm_served")

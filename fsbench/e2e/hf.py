@@ -1,12 +1,13 @@
-"""A decode loop over Hugging Face transformers: static cache, on a GPU one CUDA graph per step.
+"""Hugging Face transformers as an engine of `fsbench e2e`: fsbench.integrations.decode_loop, timed.
 
-    step:  hidden = layers(tokens);  tokens = draw(hidden)      all of it on the device
-    host:  replay, copy the B new tokens to the host, wait for them: they are the client's
+B requests start together, have prompts of one length, and get their tokens in lockstep, or with
+`--speculate k` by drafts. There is no scheduler and no paging: as little as possible is between the
+model and the client, so this shows the most that a sampler can save. Samplers share model and
+cache; each has a CUDA graph, and they decode in turn.
 
-The simplest engine there is: B requests start together, have prompts of one length, and get their
-tokens in lockstep. No scheduler, no paging; what is between the model and a user is as little as
-can be, so that it shows what a sampler can gain at most. Samplers share model, cache and buffers;
-each has a graph of its own, and they decode in turn.
+With drafts, each drafter's tokens are compared with those of plain decoding. A pass over k + 1
+tokens may round a hidden state differently than a pass over one. If that changed a token, passes of
+the same shape without drafts are decoded too, and their tokens have to be the same.
 """
 
 from __future__ import annotations
@@ -25,38 +26,45 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fsbench.e2e.hf_drafts import DraftSession, drafts_label
-from fsbench.e2e.measure import DecodePlan, Session
-from fsbench.e2e.models import PLAIN, Decoder
-from fsbench.e2e.records import Decoded, Profile
+from fsbench.e2e.measure import DecodePlan
+from fsbench.e2e.models import DRAFTERS, PLAIN, Decoder, drafts_label
+from fsbench.e2e.records import Decoded, Drafting, Profile
 from fsbench.e2e.trace import step_profile
-from fsbench.errors import EngineUnavailable, InvalidArgument, shown
+from fsbench.errors import EngineFailed, EngineUnavailable, InvalidArgument, shown
+from fsbench.integrations import DRAW_MARK, FLASH_SAMPLE, MATMUL_MARK
+from fsbench.integrations.decode_loop import (
+    Decoding,
+    Drafter,
+    EarlyExit,
+    RowCache,
+    captured,
+    ngram,
+    no_drafts,
+    synchronize,
+)
 from fsbench.integrations.draw import (
-    DRAW_MARK,
-    MATMUL_MARK,
     SERVING,
     Draw,
     Head,
-    Rows,
     check_sampler,
     make_draw,
     sampler_labels,
     unavailable_reason,
 )
-from fsbench.integrations.speculating import captured, synchronize
 
 try:
-    from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    _MISSING = ""
+    _IMPORT_ERROR = ""
 except ImportError as error:
-    _MISSING = str(error)
+    _IMPORT_ERROR = str(error)
 
-_PROFILED = 8  # steps
+_PROFILED_STEPS = 8
+_TIMED_DRAFTS = 10  # drafts that are timed back to back
 
 
 class HuggingFace:
-    """See Engine. device: cuda or cpu.
+    """The Engine of `--engine hf`, on cuda or cpu.
 
     Raises:
         EngineUnavailable: transformers is not installed, or too old.
@@ -65,9 +73,9 @@ class HuggingFace:
     name = "hf"
 
     def __init__(self, device: str):
-        if _MISSING:
+        if _IMPORT_ERROR:
             raise EngineUnavailable(
-                f"--engine hf: expected transformers 4.51 or later; {_MISSING}. "
+                f"--engine hf: expected transformers 4.51 or later; {_IMPORT_ERROR}. "
                 "pip install 'transformers>=4.51'"
             )
         self.device = device
@@ -81,8 +89,8 @@ class HuggingFace:
         if fp8 := [each.name for each in plan.models if each.fp8]:
             raise InvalidArgument(f"--model: expected none in fp8 with --engine hf; got {fp8[0]}")
         if plan.requests != (PLAIN,):
-            given = shown(",".join(plan.requests))
-            raise InvalidArgument(f"--requests: expected plain with --engine hf; got {given}")
+            requests = shown(",".join(plan.requests))
+            raise InvalidArgument(f"--requests: expected plain with --engine hf; got {requests}")
 
     def label(self, sampler: str) -> tuple[str, bool]:
         drafts = drafts_label(sampler)
@@ -94,215 +102,224 @@ class HuggingFace:
             label += " (reference, on a CPU)"
         return label, fused
 
-    def missing(self, sampler: str) -> str | None:
+    def unavailable_reason(self, sampler: str) -> str | None:
         return None if drafts_label(sampler) else unavailable_reason(sampler, self.device)
 
-    def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
-        if plan.speculate:
-            device = torch.device(self.device)
-            return DraftSession(plan, random_model(decoder, plan, device), device)
-        return Loaded(plan, decoder, self.device)
+    def open(
+        self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]
+    ) -> HfSession:
+        return HfSession(plan, decoder, torch.device(self.device))
 
 
-class Loaded:
-    """See Session: one model, and the batch size that is being measured."""
+class HfSession:
+    """A Session of one model, with the decodings of the batch size that is measured."""
 
-    def __init__(self, plan: DecodePlan, decoder: Decoder, device: str):
-        self._plan = plan
-        self._device = torch.device(device)
-        self._model = random_model(decoder, plan, self._device)
-        weight = self._model.lm_head.weight.detach()
-        self._head = Head(weight, decoder.V)
+    def __init__(self, plan: DecodePlan, decoder: Decoder, device: torch.device):
+        self._plan, self._device = plan, device
+        self._model = random_model(decoder, plan, device)
         self._draws: dict[str, Draw] = {}
-        self._batch: HfBatch | None = None
-        self._steps: dict[str, Callable[[], object]] = {}
+        self._decodings: dict[str, tuple[Decoding, Callable[[], object]]] = {}
+        self._expected: dict[str, Tensor] = {}  # tokens by sampler, with drafts
+        self._cache: RowCache | None = None
+        self._B = 0
 
     def prepare(self, sampler: str, B: int, requests: str = PLAIN) -> None:
-        if self._batch is None or self._batch.B != B:
-            self._steps.clear()
-            self._batch = None  # frees its cache before the next is made
-            self._batch = HfBatch(self._model, self._plan, B, self._device)
-        if sampler not in self._draws:
-            self._draws[sampler] = make_draw(sampler, self._head)
-        self._steps[sampler] = self._batch.compiled(self._draws[sampler])
+        if B != self._B:
+            self._clear()
+            length = self._plan.prompt_tokens + self._plan.output_tokens
+            self._cache = RowCache(self._model.model, B, length + self._plan.speculate + 1)
+            self._B = B
+        with torch.inference_mode():
+            if sampler not in self._decodings:
+                decoding = self._decoding(sampler)
+                decoding.start()
+                self._decodings[sampler] = decoding, captured(decoding.step, self._device)
+            decoding, step = self._decodings[sampler]
+            decoding.run(step)
+            if self._plan.speculate:
+                self._expected[sampler] = self._expected_tokens(sampler, decoding)
 
     def decode(self, sampler: str, B: int, requests: str = PLAIN) -> Decoded:
-        assert self._batch is not None and self._batch.B == B
-        return self._batch.decode(self._steps[sampler])
+        """Decode B requests; raise EngineFailed if drafts changed a token.
 
-    def profile(self, sampler: str, B: int, requests: str = PLAIN) -> Profile:
-        assert self._batch is not None and self._batch.B == B
-        return self._batch.profile(self._draws[sampler])
+        tpot_us: the time in which all B decode, per token that one of them got in it.
+        """
+        decoding, step = self._decodings[sampler]
+        with torch.inference_mode():
+            steps = decoding.run(step)
+        delivered = steps.num_tokens.cumsum(0).clamp_max(self._plan.output_tokens)
+        last = int((delivered < self._plan.output_tokens).all(1).sum())  # the first one finishes
+        step_us = [(after - before) * 1e6 for before, after in pairwise(steps.times[: last + 1])]
+        step_tokens = delivered[: last + 1].sum(1).diff().tolist()
+        equal_pct = None
+        if self._plan.speculate:
+            tokens = self._output(decoding)
+            check_tokens(tokens, self._expected[sampler])
+            equal = (tokens == self._expected[FLASH_SAMPLE]).long().cumprod(1)
+            equal_pct = 100 * float(equal.double().mean())
+        has_drafts = sampler != FLASH_SAMPLE and self._plan.speculate > 0
+        return Decoded(
+            self._plan.prompt_tokens,
+            self._plan.output_tokens,
+            ttft_us=steps.times[0] * 1e6,
+            tpot_us=B * sum(step_us) / sum(step_tokens),
+            step_us=[round(us, 2) for us in step_us],
+            step_tokens=step_tokens if self._plan.speculate else None,
+            accepted=steps.accepted() if has_drafts else None,
+            same_pct=equal_pct if has_drafts else None,
+        )
+
+    def profile(self, sampler: str, B: int, requests: str = PLAIN) -> Profile | Drafting | None:
+        """Profile eager steps; with drafts time the drafts, as replays on a GPU.
+
+        Eager steps show each kernel, but their gaps are not those of the graph.
+        """
+        decoding, _ = self._decodings[sampler]
+        D = self._model.config.hidden_size
+        hidden = torch.randn(B, D, device=self._device).to(self._model.dtype)
+        with torch.inference_mode():
+            if not self._plan.speculate:
+                return self._profile_steps(decoding, hidden)
+            if sampler == FLASH_SAMPLE:
+                return None
+            draft_us, draw_us = self._timed(decoding.draft), 0.0
+            if not sampler.startswith("ngram"):
+                draw_us = self._timed(lambda: decoding.draw(hidden, 0, decoding.position))
+        return Drafting(draft_us / decoding.k, draw_us)
 
     def counts(self, sampler: str) -> None:
         return None
 
     def close(self) -> None:
-        self._steps.clear()
-        self._batch = None
-        del self._model, self._head
+        self._clear()
         self._draws.clear()
+        del self._model
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _clear(self) -> None:
+        """Free the cache, with the decodings that use it."""
+        self._decodings.clear()
+        self._expected.clear()
+        self._cache, self._B = None, 0
 
-class HfBatch:
-    """B requests over one model: cache, tokens, positions, and the step from one to the next.
+    def _decoding(self, sampler: str) -> Decoding:
+        """Make the decoding of a sampler, or of a drafter that with_drafts named."""
+        if not self._plan.speculate:
+            if sampler not in self._draws:
+                weight = self._model.lm_head.weight.detach()
+                head = Head(weight, self._model.config.vocab_size)
+                self._draws[sampler] = make_draw(sampler, head)
+            return self._new_decoding(0, None, self._draws[sampler])
+        if sampler == FLASH_SAMPLE:
+            return self._new_decoding(0, None)
+        layers = max(1, self._model.config.num_hidden_layers // 4)
+        drafter = ngram if sampler.startswith(DRAFTERS[0]) else EarlyExit(self._model, layers)
+        return self._new_decoding(self._plan.speculate, drafter)
 
-    sequence: int64 [B, prompt_tokens + output_tokens], prompts and what was drawn.
-    """
-
-    def __init__(self, model: Any, plan: DecodePlan, B: int, device: Any):
-        self.B = B
-        self._model, self._plan, self._device = model, plan, device
-        length = plan.prompt_tokens + plan.output_tokens
+    def _new_decoding(self, k: int, drafter: Drafter | None, draw: Draw | None = None) -> Decoding:
+        plan, B = self._plan, self._B
         generator = torch.Generator().manual_seed(plan.seed)
-        prompts = torch.randint(
-            model.config.vocab_size, (B, plan.prompt_tokens), generator=generator
-        )
-        self.sequence = torch.zeros(B, length, dtype=torch.int64, device=device)
-        self.sequence[:, : plan.prompt_tokens] = prompts
-        self._columns = torch.arange(length, device=device)
-        self._position = torch.zeros(1, dtype=torch.int64, device=device)
-        self._temperature = torch.ones(B, device=device)
-        self._seed = plan.seed + torch.arange(B, device=device)
-        # transformers before 4.56 wants batch size, device and type of the cache; later ones find
-        # out.
-        self._cache = StaticCache(
-            config=model.config,
-            max_batch_size=B,
-            max_cache_len=length,
-            device=device,
-            dtype=model.dtype,
-        )
-        self._newest = torch.zeros(B, dtype=torch.int64, device=device)
-        self._received = torch.zeros(B, dtype=torch.int64)
-        if device.type == "cuda":
-            self._received = self._received.pin_memory()
-
-    def start(self) -> None:
-        """Forget what was drawn; the cache then has the prompts without their last tokens."""
-        P = self._plan.prompt_tokens
-        self._cache.reset()
-        self._position.fill_(P - 1)
-        if P > 1:
-            self._forward(self.sequence[:, : P - 1], self._columns[: P - 1])
-
-    def step(self, draw: Draw) -> None:
-        """Feed the tokens at the position, draw those behind them. All on the device."""
-        position = self._position
-        hidden = self._forward(self.sequence.index_select(1, position), position)
-        self._newest.copy_(self._drawn(draw, hidden[:, 0].contiguous()))
-        self.sequence.index_copy_(1, position + 1, self._newest[:, None])
-        position.add_(1)
-
-    def compiled(self, draw: Draw) -> Callable[[], object]:
-        """The step, ready to be repeated: on a GPU as a CUDA graph. One whole decoding warms up."""
-        with torch.inference_mode():
-            self.start()
-            for _ in range(2):
-                self.step(draw)
-            step = captured(lambda: self.step(draw), self._device)
-            if self._device.type == "cuda":
-                self.decode(step)
-        return step
-
-    def decode(self, step: Callable[[], object]) -> Decoded:
-        """See Session. A token's time is when the host has it."""
-        at = []
-        with torch.inference_mode():
-            synchronize(self._device)
-            begin = time.perf_counter()
-            self.start()
-            for _ in range(self._plan.output_tokens):
-                step()
-                self._receive()
-                at.append(time.perf_counter())
-        steps = [(after - before) * 1e6 for before, after in pairwise(at)]
-        return Decoded(
-            self._plan.prompt_tokens,
-            self._plan.output_tokens,
-            ttft_us=(at[0] - begin) * 1e6,
-            tpot_us=sum(steps) / len(steps),
-            step_us=[round(us, 2) for us in steps],
+        shape = (B, plan.prompt_tokens)
+        prompts = torch.randint(self._model.config.vocab_size, shape, generator=generator)
+        return Decoding(
+            self._model,
+            prompts.to(self._device),
+            torch.ones(B, device=self._device),
+            plan.seed + torch.arange(B, device=self._device),
+            plan.prompt_tokens + plan.output_tokens,
+            k,
+            drafter,
+            draw,
+            self._cache,
         )
 
-    def profile(self, draw: Draw) -> Profile:
-        """Eager steps, so that each kernel can be told; their gaps are not those of the graph."""
+    def _expected_tokens(self, sampler: str, decoding: Decoding) -> Tensor:
+        """Return the tokens that a decoding with drafts has to give, from decodings without."""
+        tokens = self._output(decoding).clone()
+        if sampler == FLASH_SAMPLE:
+            return tokens
+        plain = self._expected.get(FLASH_SAMPLE)
+        if plain is None:
+            raise EngineFailed("tokens: decoding without drafts failed; nothing to compare with")
+        if torch.equal(tokens, plain):
+            return plain
+        same_shape = self._new_decoding(decoding.k, no_drafts)
+        if same_shape.run(same_shape.step).accepted():
+            raise EngineFailed("tokens: expected no missing draft to be accepted")
+        return self._output(same_shape).clone()
+
+    def _output(self, decoding: Decoding) -> Tensor:
+        return decoding.tokens[:, self._plan.prompt_tokens : decoding.length]
+
+    def _profile_steps(self, decoding: Decoding, hidden: Tensor) -> Profile:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        steps = min(_PROFILED, self._plan.output_tokens - 1)
-        with torch.inference_mode():
-            self.start()
-            D = self._model.config.hidden_size
-            hidden = torch.randn(self.B, D, device=self._device).to(self._model.dtype)
-            self._model.lm_head(hidden)
-            self.step(draw)
-            with _without_notices(), profile(activities=activities) as recorded:
-                for _ in range(steps):
-                    with record_function(MATMUL_MARK):
-                        self._model.lm_head(hidden)
-                for _ in range(steps):
-                    self.step(draw)
-                synchronize(self._device)
+        steps = min(_PROFILED_STEPS, self._plan.output_tokens - 1)
+        decoding.start()
+        self._model.lm_head(hidden)
+        decoding.step()
+        with _without_notices(), profile(activities=activities) as recorded:
+            for _ in range(steps):
+                with record_function(MATMUL_MARK):
+                    self._model.lm_head(hidden)
+            for _ in range(steps):
+                decoding.step()
+            synchronize(self._device)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             recorded.export_chrome_trace(str(path))
             events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         return step_profile(events, DRAW_MARK, MATMUL_MARK)
 
-    def _drawn(self, draw: Draw, hidden: Tensor) -> Tensor:
-        with record_function(DRAW_MARK):  # costs nothing in a graph
-            rows = Rows(hidden, self._temperature, self._seed, self._position)
-            return draw(rows).tokens
-
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [B, n, D] of the tokens ids [B, n] at positions [n]; no logits."""
-        visible = self._columns <= positions[:, None]  # [n, length]
-        hidden: Tensor = self._model.model(
-            input_ids=ids,
-            attention_mask=visible.expand(self.B, 1, -1, -1),
-            position_ids=positions.expand(self.B, -1),
-            past_key_values=self._cache,
-            use_cache=True,
-            cache_position=positions,  # read by transformers 4; the caches of 5 count themselves
-        ).last_hidden_state
-        return hidden
-
-    def _receive(self) -> None:
-        """The newest tokens, to the host."""
-        self._received.copy_(self._newest, non_blocking=True)
+    def _timed(self, work: Callable[[], object]) -> float:
+        """Return the mean time of back-to-back calls, in microseconds."""
+        replay = captured(work, self._device)
+        replay()
         synchronize(self._device)
+        begin = time.perf_counter()
+        for _ in range(_TIMED_DRAFTS):
+            replay()
+        synchronize(self._device)
+        return (time.perf_counter() - begin) * 1e6 / _TIMED_DRAFTS
 
 
-def random_model(decoder: Decoder, plan: DecodePlan, device: Any) -> Any:
-    """The model on the device, in the plan's dtype, with random weights of a fixed seed."""
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Remove the profiler's notices (USDT) from stderr. KINETO_LOG_LEVEL would hide errors, too."""
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            output.seek(0)
+            os.write(2, b"".join(line for line in output if not line.startswith(b"USDT:")))
+
+
+def check_tokens(tokens: Tensor, expected: Tensor) -> None:
+    """Raise EngineFailed, naming the first difference, unless the tokens are as expected."""
+    wrong = (tokens != expected).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise EngineFailed(
+            f"tokens: expected those of decoding without drafts; request {row} has "
+            f"{int(tokens[row, column])} as its token {column}, not {int(expected[row, column])}"
+        )
+
+
+def random_model(decoder: Decoder, plan: DecodePlan, device: torch.device) -> Any:
+    """Return the model on the device, in the plan's dtype, with random weights of its seed."""
     length = plan.prompt_tokens + plan.output_tokens
     config = Qwen3Config(**decoder.config(plan.dtype, length))
-    before = torch.get_default_dtype()
+    default = torch.get_default_dtype()
     torch.manual_seed(plan.seed)
     try:
         torch.set_default_dtype(getattr(torch, plan.dtype))
         with device:
             return Qwen3ForCausalLM(config).eval()
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _without_notices() -> Iterator[None]:
-    """Keeps the profiler's notices of its begin and end (USDT) from stderr, and nothing else.
-
-    KINETO_LOG_LEVEL would silence its errors, too.
-    """
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            said.seek(0)
-            os.write(2, b"".join(line for line in said if not line.startswith(b"USDT:")))
+        torch.set_default_dtype(default)

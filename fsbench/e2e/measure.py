@@ -1,4 +1,4 @@
-"""The measuring of `fsbench e2e`: which decodings, in which order, and what is kept of them."""
+"""Measure a plan of `fsbench e2e`: decode with each sampler in turn, and store the samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What to measure. samplers: names, the baseline first. requests: kinds of requests.
+    """What to measure.
 
-    runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
-    profiles: of each sampler and batch. speculate: drafts of a step; then samplers are
-    flash_sample, without drafts, and DRAFTER-k for each drafter. drafts: of a step in all
-    engines alike, by an EAGLE drafter of random weights.
+    Attributes:
+        samplers: names, the baseline first.
+        runs: recorded decodings of each sampler and batch size.
+        dtype: bfloat16, float16 or float32.
+        requests: kinds of requests.
+        profiles: number of profiles of each sampler and batch size.
+        speculate: drafts per step; samplers are then those of models.with_drafts.
+        drafts: drafts per step with every sampler, from an EAGLE drafter with random weights.
     """
 
     models: tuple[Decoder, ...]
@@ -39,42 +43,42 @@ class DecodePlan:
 
 
 class Session(Protocol):
-    """One model that is loaded, in an engine, with several samplers to choose from."""
+    """A model that is loaded in an engine with several samplers."""
 
     def prepare(self, sampler: str, B: int, requests: str) -> None:
-        """Untimed: what the first decoding of B requests of this kind has to do."""
+        """Do the untimed work before the first decoding of B requests of this kind."""
 
     def decode(self, sampler: str, B: int, requests: str) -> Decoded:
-        """B requests from their prompts to their last tokens, as DecodePlan says."""
+        """Decode B requests from their prompts to their last tokens."""
 
     def profile(self, sampler: str, B: int, requests: str) -> Profile | Drafting | None:
-        """Profile a few steps of such a decoding; with plan.speculate, time a draft."""
+        """Profile a few steps of such a decoding; with plan.speculate time a draft."""
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
-        """Tokens since the start that the sampler served or left to the engine; None: all its."""
+        """Return the counters of served and unserved tokens; None if there are none."""
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and its memory."""
 
 
 class Engine(Protocol):
-    """An engine. name, as --engine has it; device and gpu as in Case."""
+    """An engine. name: as --engine takes it; device and gpu: as in Case."""
 
     name: str
     device: str
     gpu: str
 
     def check(self, plan: DecodePlan) -> None:
-        """Raises InvalidArgument for what it can never do: an unknown sampler, several GPUs."""
+        """Raise InvalidArgument for a plan that the engine cannot run, such as several GPUs."""
 
     def label(self, sampler: str) -> tuple[str, bool]:
-        """(text for legends, whether the logits stay on chip); raises for an unknown sampler."""
+        """Return (text for legends, whether logits stay on chip); raise for an unknown sampler."""
 
-    def missing(self, sampler: str) -> str | None:
-        """None if this sampler can run here, else why not."""
+    def unavailable_reason(self, sampler: str) -> str | None:
+        """Return why this sampler cannot run here, or None."""
 
     def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
-        """Load a model."""
+        """Load a model with these samplers."""
 
 
 def measure(
@@ -83,18 +87,21 @@ def measure(
     store: StepStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Measure the plan; returns the number of cases that failed.
+    """Measure the plan; return the number of cases that failed.
 
-    For each model, kind of requests and batch size the samplers decode in turn, run after run, each
-    run beginning with another sampler, so that what drifts (clocks, other processes) meets all of
-    them alike. A sampler that cannot run here is recorded as unavailable; one that fails is
-    recorded with its error, and the others go on.
+    For each model, kind of requests and batch size the samplers decode in turn, run after run. Each
+    run begins with another sampler, so that drift (clocks, other processes) affects all samplers
+    equally. A sampler that cannot run here is recorded as unavailable. One that fails is recorded
+    with its error, and the others continue.
 
     Raises:
-        InvalidArgument: a sampler that nobody knows; and what the engine raises on loading a model.
+        InvalidArgument: an unknown sampler. Errors of loading a model are raised, too.
     """
-    of = plan, engine, store, say
-    return sum(_measure_model(*of, decoder, tp) for decoder in plan.models for tp in plan.tp)
+    return sum(
+        _measure_model(plan, engine, store, say, decoder, tp)
+        for decoder in plan.models
+        for tp in plan.tp
+    )
 
 
 def _measure_model(
@@ -106,25 +113,24 @@ def _measure_model(
     tp: int,
 ) -> int:
     cases = {name: _case(plan, engine, decoder, tp, name) for name in plan.samplers}
-    able = []
+    available = []
     for name in plan.samplers:
-        reason = engine.missing(name)
+        reason = engine.unavailable_reason(name)
         if reason:
             store.append_status(cases[name], "unavailable", reason)
             say(f"{name}: {reason}")
         else:
-            able.append(name)
+            available.append(name)
     failed = 0
-    if not able:
+    if not available:
         return failed
     say(f"{decoder.name}, tp {tp}: loading")
-    session = engine.open(plan, decoder, tp, able)
+    session = engine.open(plan, decoder, tp, available)
     try:
         for requests, B in product(plan.requests, plan.batches):
-            here = {name: replace(cases[name], b=B, requests=requests) for name in able}
-            broken = _measure_batch(plan, session, here, store, say)
-            failed += len(broken)
-        for name in able:
+            batch = {name: replace(cases[name], b=B, requests=requests) for name in available}
+            failed += len(_measure_batch(plan, session, batch, store, say))
+        for name in available:
             try:
                 counts = session.counts(name)
             except EngineFailed as error:  # its cases have failed before
@@ -144,7 +150,7 @@ def _measure_batch(
     store: StepStore,
     say: Callable[[str], None],
 ) -> set[str]:
-    """Returns the samplers that failed."""
+    """Measure a batch size; return the samplers that failed."""
     first_case = next(iter(cases.values()))
     B, requests = first_case.b, first_case.requests
     broken: set[str] = set()
@@ -153,18 +159,18 @@ def _measure_batch(
         store.append_run(cases[name], number, session.decode(name, B, requests))
 
     def profile(name: str, number: int) -> None:
-        found = session.profile(name, B, requests)
-        if isinstance(found, Drafting):
-            store.append_drafting(cases[name], number, found)
-        elif found is not None:
-            store.append_profile(cases[name], found, number)
+        sample = session.profile(name, B, requests)
+        if isinstance(sample, Drafting):
+            store.append_drafting(cases[name], number, sample)
+        elif sample is not None:
+            store.append_profile(cases[name], sample, number)
 
     names = list(cases)
-    todo: list[tuple[str, Callable[[], None]]] = [
+    actions: list[tuple[str, Callable[[], None]]] = [
         (name, partial(session.prepare, name, B, requests)) for name in names
     ]
-    todo += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
-    for name, action in todo:
+    actions += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
+    for name, action in actions:
         if name in broken:
             continue
         try:
@@ -181,7 +187,7 @@ def _measure_batch(
 def _in_turn(
     names: list[str], runs: int, action: Callable[[str, int], None]
 ) -> list[tuple[str, Callable[[], None]]]:
-    """Each sampler's action with the number of each run; a run begins with another sampler."""
+    """Return each sampler's action for each run; every run begins with another sampler."""
     return [
         (name, partial(action, name, number))
         for number in range(runs)

@@ -1,29 +1,37 @@
-"""Models (models.toml) and kinds of requests (requests.toml) of `fsbench e2e`, by name.
+"""Names of `fsbench e2e`: models (models.toml), kinds of requests (requests.toml), drafters.
 
-Models are Hugging Face configs: no weights, nothing is downloaded.
+A model is a Hugging Face config without weights. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from fsbench.errors import unknown_name
+from fsbench.errors import InvalidArgument, unknown_name
+from fsbench.integrations import FLASH_SAMPLE
 from fsbench.problem import model
 
+DRAFTERS = ("ngram", "early-exit")
+"""Drafters of `--engine hf --speculate`."""
+
 PLAIN = "plain"
-"""The kind of requests that nothing is asked for."""
+"""The kind of requests with T = 1 and a seed alone."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A dense decoder of Qwen3's architecture; V and D are those of its LM head.
+    """A dense decoder of Qwen3's architecture.
 
-    tied: the LM head is the embedding.
-    fp8: the layers' weights are e4m3 with a scale for each 128 x 128, as in Qwen's FP8 models.
+    Attributes:
+        V, D: size of the LM head.
+        tied: whether the LM head is the embedding.
+        fp8: whether the layers' weights are e4m3 with a scale for each 128 x 128 block, as in
+            Qwen's FP8 models.
     """
 
     name: str
@@ -38,9 +46,11 @@ class Decoder:
     fp8: bool = False
 
     def config(self, dtype: str, positions: int) -> dict[str, Any]:
-        """config.json of this model for sequences of up to `positions` tokens.
+        """Return config.json of this model.
 
-        dtype: bfloat16, float16 or float32.
+        Args:
+            dtype: bfloat16, float16 or float32.
+            positions: longest sequence in tokens.
         """
         quantized = {
             "quant_method": "fp8",
@@ -72,61 +82,77 @@ class Decoder:
         }
 
     def drafter_config(self, dtype: str, positions: int) -> dict[str, Any]:
-        """config.json of an EAGLE drafter for this model: one layer, and a head like its own."""
-        found = {**self.config(dtype, positions), "num_hidden_layers": 1}
-        found.pop("quantization_config", None)
-        return found | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        """Return config.json of an EAGLE drafter: one layer, and a head of the same size."""
+        config = {**self.config(dtype, positions), "num_hidden_layers": 1}
+        config.pop("quantization_config", None)
+        return config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
 @cache
 def decoders() -> dict[str, Decoder]:
-    """The models of models.toml by name."""
-    text = (resources.files(__package__) / "models.toml").read_text(encoding="utf-8")
-    tables, found = tomllib.loads(text), {}
+    """Return the models of models.toml by name."""
+    tables, models = _read_toml("models"), {}
     for name, table in tables.items():
-        like = table.pop("like", name)
-        entry = {**tables[like], **table}
+        base = table.pop("like", name)
+        entry = {**tables[base], **table}
         if "D" not in entry:
-            entry = {"V": model(like).V, "D": model(like).D, **entry}
-        found[name] = Decoder(name=name, **entry)
-    return found
+            entry = {"V": model(base).V, "D": model(base).D, **entry}
+        models[name] = Decoder(name=name, **entry)
+    return models
 
 
 def decoder(name: str) -> Decoder:
-    """The named model; an unknown name raises InvalidArgument with the nearest known one."""
-    try:
-        return decoders()[name]
-    except KeyError:
-        raise unknown_name("model", name, decoders()) from None
+    """Return the named model; raise InvalidArgument for an unknown name."""
+    if name not in decoders():
+        raise unknown_name("model", name, decoders())
+    return decoders()[name]
 
 
 @cache
 def default_samplers() -> dict[str, tuple[str, ...]]:
-    """engines.toml: engine -> samplers, the baseline first."""
-    text = (resources.files(__package__) / "engines.toml").read_text(encoding="utf-8")
-    return {name: tuple(entry["samplers"]) for name, entry in tomllib.loads(text).items()}
+    """Return engine -> samplers of engines.toml, the baseline first."""
+    return {name: tuple(entry["samplers"]) for name, entry in _read_toml("engines").items()}
 
 
 @cache
-def kinds() -> dict[str, tuple[dict[str, Any], ...]]:
-    """Kind -> what its requests ask for, in turn."""
-    text = (resources.files(__package__) / "requests.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)
+def request_kinds() -> dict[str, tuple[dict[str, Any], ...]]:
+    """Return kind -> sampling parameters of its requests, which take turns."""
+    entries = _read_toml("requests")
     return {
         name: tuple(entries[each] for each in entry.get("of", [name]))
         for name, entry in entries.items()
     }
 
 
-def check_kind(name: str) -> str:
-    """The name itself; an unknown one raises InvalidArgument with the nearest known one."""
-    if name not in kinds():
-        raise unknown_name("requests", name, kinds())
-    return name
+def sampling_parameters(kind: str, row: int, seed: int) -> dict[str, Any]:
+    """Return arguments of vLLM's SamplingParams for request number `row` of a batch."""
+    entries = request_kinds()[kind]
+    parameters = dict(entries[row % len(entries)])
+    return parameters | ({"seed": seed + row} if parameters.pop("seeded", False) else {})
 
 
-def parameters(kind: str, row: int, seed: int) -> dict[str, Any]:
-    """Of SamplingParams, for the request number `row` of a batch."""
-    in_turn = kinds()[kind]
-    given = dict(in_turn[row % len(in_turn)])
-    return given | ({"seed": seed + row} if given.pop("seeded", False) else {})
+def _read_toml(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / f"{name}.toml").read_text("utf-8"))
+
+
+def with_drafts(drafters: Sequence[str], k: int, output_tokens: int) -> tuple[str, ...]:
+    """Return DecodePlan.samplers for k drafts: flash_sample without drafts, and each drafter.
+
+    Raises:
+        InvalidArgument: an unknown drafter, or more drafts than a request has steps for.
+    """
+    for name in drafters:
+        if name not in DRAFTERS:
+            raise unknown_name("--drafter", name, DRAFTERS)
+    if k > output_tokens - 2:
+        raise InvalidArgument(
+            f"--speculate: expected at most {output_tokens - 2}, two less than --output-tokens; "
+            f"got {k}"
+        )
+    return (FLASH_SAMPLE, *(f"{name}-{k}" for name in drafters))
+
+
+def drafts_label(sampler: str) -> str | None:
+    """Return the legend text of a name that with_drafts made; None of another name."""
+    name, _, k = sampler.rpartition("-")
+    return f"{k} drafts, {name}" if name in DRAFTERS else None

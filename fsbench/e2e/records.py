@@ -1,10 +1,10 @@
-"""Results of `fsbench e2e`: an append-only file of raw samples. docs/guide/vllm.md has its fields.
+"""Results of `fsbench e2e`: an append-only file of raw samples.
 
 A folder holds
 
-    steps.jsonl    the truth: one line per decoding, per profile, or per sampler that could not run
-    env.json       what it was measured on (fsbench.machine.environment)
-    e2e.csv        one row per model, batch and sampler, derived (fsbench.e2e.summary)
+    steps.jsonl    one line per decoding, per profile, or per sampler that could not run
+    env.json       the machine (fsbench.machine.environment)
+    e2e.csv        one row per model, batch size and sampler, derived (fsbench.e2e.summary)
     e2e.md         the same as tables
 """
 
@@ -23,16 +23,20 @@ from fsbench.records.store import read_environment, write_environment
 from fsbench.records.typed import fits, typed
 
 STEPS = "steps.jsonl"
-"""The file of a folder that has every sample."""
+"""Name of the file with every sample."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One sampler in one engine, on one model with B requests at a time.
 
-    label is the sampler's text in legends; fused: the logits never exist in memory; baseline: gains
-    are counted from it. gpu is the GPU's name, empty on a CPU. requests: their
-    kind; records that do not say have plain ones. drafts: of a step, in all samplers' engines.
+    Attributes:
+        label: the sampler's text in legends.
+        fused: whether the logits never exist in memory.
+        baseline: whether savings are relative to this sampler.
+        gpu: the GPU's name, empty on a CPU.
+        requests: their kind; plain in records without it.
+        drafts: drafts per step, with every sampler.
     """
 
     engine: str
@@ -54,15 +58,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Decoded:
-    """B requests decoded together, from their prompts to their last tokens; times are the client's.
+    """B requests decoded together, from their prompts to their last tokens, as the client sees it.
 
-    ttft_us: from the start to the first token, the median over requests. All else is of the time in
-    which B requests decode, from the last one's first token to the first one's last. tpot_us: of
-    each request, (time of its last token - time of its first) / (its tokens - 1), the median over
-    requests. step_us: times between one delivery of tokens and the next; step_tokens: tokens
-    delivered by each, if it was not B each time. prompt_tokens, output_tokens: of one request.
-    accepted: drafts that a request accepts per step, the mean. same_pct: of a decoding with drafts,
-    percent of the tokens that stand before the first that is not plain decoding's.
+    Times but for ttft_us cover only the span in which all B requests decode: from the last
+    request's first token to the first request's last.
+
+    Attributes:
+        prompt_tokens, output_tokens: of one request.
+        ttft_us: from the start to the first token, median over requests.
+        tpot_us: (time of the last token - time of the first) / (tokens - 1), median over requests.
+        step_us: times between two deliveries of tokens.
+        step_tokens: tokens of each delivery; None if each has B.
+        accepted: mean number of drafts that a request accepts per step.
+        same_pct: with drafts, percent of the tokens before the first that differs from plain
+            decoding's.
     """
 
     prompt_tokens: int
@@ -85,11 +94,13 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of one decode step goes, means over the steps of a profile, microseconds.
+    """Time of one decode step by part: means over the steps of a profile, in microseconds.
 
-    draw_us: LM head and sampling as this sampler does them. matmul_us: the LM head alone, by the
-    engine's own matmul; None where the sampler has none. rest_us: everything else. busy_us: when at
-    least one kernel ran; on a CPU, all of the step.
+    Attributes:
+        draw_us: LM head and sampling with this sampler.
+        matmul_us: the LM head alone, by the engine's matmul; None if the sampler does not use it.
+        rest_us: everything else.
+        busy_us: time in which at least one kernel ran; on a CPU the whole step.
     """
 
     steps: int
@@ -105,7 +116,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Of one draft, microseconds. us: all of it. draw_us: LM head and draw, 0 if it has none."""
+    """Time of one draft in microseconds: all of it; LM head and draw, 0 if it has none."""
 
     us: float
     draw_us: float
@@ -121,10 +132,10 @@ def _require_positive(sample: Any, *names: str) -> None:
 
 
 class StepStore:
-    """The file steps.jsonl of a folder, for appending. Each line is on disk before the next.
+    """Append to steps.jsonl of a folder. Each line is on disk before the next is written.
 
     Raises:
-        ResultsError: the folder has results already, or cannot be written.
+        ResultsError: the folder has results already, or is not writable.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, Any]):
@@ -145,25 +156,25 @@ class StepStore:
         self._append(case, run=run, drafting=asdict(drafting))
 
     def append_counts(self, case: Case, counts: Mapping[str, Any]) -> None:
-        """Which tokens the sampler served and which it left to the engine, at the end."""
+        """Append the counters of served and unserved tokens."""
         self._append(case, counts=dict(counts))
 
     def append_status(self, case: Case, status: str, reason: str) -> None:
-        """Why a case has no (more) samples; status is one of fsbench.records.store.STATUSES."""
+        """Append why a case has no (more) samples; status: one of records.cell.STATUSES."""
         self._append(case, status=status, reason=reason)
 
-    def _append(self, case: Case, **what: Any) -> None:
-        self._lines.append({"case": asdict(case), **what})
+    def _append(self, case: Case, **sample: Any) -> None:
+        self._lines.append({"case": asdict(case), **sample})
 
     def close(self) -> None:
         self._lines.close()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The lines of steps.jsonl as objects; a last line that a kill cut off is left out.
+    """Return the lines of steps.jsonl as objects, without a last line that a kill cut off.
 
     Raises:
-        ResultsError: no such file, another version, or a damaged line.
+        ResultsError: no results, another schema, or a damaged line.
     """
     path = folder / STEPS
     if not path.exists():
@@ -177,7 +188,7 @@ _SAMPLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "profile": (Profile, {}),
     "drafting": (Drafting, {"run": int}),
 }
-"""Field that says what a line is -> its type, and the fields beside it."""
+"""Field that holds a line's sample -> type of the sample, types of the line's other fields."""
 
 
 def _typed(path: Path, line: Line) -> dict[str, Any]:
@@ -185,17 +196,17 @@ def _typed(path: Path, line: Line) -> dict[str, Any]:
     try:
         typed(Case, value.get("case"))
         kind = next((name for name in _SAMPLES if name in value), None)
-        beside: dict[str, Any] = {"status": str, "reason": str}
+        others: dict[str, Any] = {"status": str, "reason": str}
         if kind:
-            sample, beside = _SAMPLES[kind]
+            sample, others = _SAMPLES[kind]
             typed(sample, value[kind])
-            if value["case"]["b"] < 1:  # 0 where all batch sizes have one status
+            if value["case"]["b"] < 1:  # 0 if one status holds for all batch sizes
                 raise ValueError("b: expected at least one request with a measurement")
         elif "counts" in value:
-            beside = {"counts": dict[str, Any]}
+            others = {"counts": dict[str, Any]}
         elif value.get("status") not in STATUSES:
             raise ValueError(f"status: expected one of {', '.join(STATUSES)}")
-        for name, hint in beside.items():
+        for name, hint in others.items():
             if not fits(value.get(name), hint):
                 raise TypeError(f"{name}: expected {hint}; got {value.get(name)!r:.40}")
         if not fits(value.get("run", 0), int):

@@ -1,4 +1,4 @@
-"""Derived from the samples of `fsbench e2e`: one row per model, batch size and sampler."""
+"""Summarize the samples of `fsbench e2e`: one row per model, batch size and sampler."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ COLUMNS = (
     *("profiles", "gpu_tpot_ms", "gpu_reduction_pct", "gpu_reduction_sd_pct"),
     *("accepted", "draft_us", "draft_draw_pct", "same_pct"),
 )
-"""Of e2e.csv; docs/guide/vllm.md says what each is."""
+"""Columns of e2e.csv; docs/reference/results-format.md explains them."""
 
 
 def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """A row per case, in the order in which the cases first appear; see COLUMNS."""
+    """Return a row with COLUMNS per case, in the order in which the cases first appear."""
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         case = {"requests": PLAIN, "drafts": 0, **line["case"]}
         if "counts" in line or "served" in line:
             continue
-        found = cases.setdefault(
+        entry = cases.setdefault(
             tuple(case[name] for name in _KEY),
             {"case": case, "runs": {}, "profiles": {}, "drafts": [], "status": "ok", "reason": ""},
         )
         if "decoded" in line:
-            found["runs"][line["run"]] = line["decoded"]
+            entry["runs"][line["run"]] = line["decoded"]
         elif "profile" in line:
-            found["profiles"][line.get("run", 0)] = line["profile"]
+            entry["profiles"][line.get("run", 0)] = line["profile"]
         elif "drafting" in line:
-            found["drafts"].append(line["drafting"])
+            entry["drafts"].append(line["drafting"])
         else:
-            found["status"], found["reason"] = line["status"], line["reason"]
-    baselines = {key[:-1]: found for key, found in cases.items() if found["case"]["baseline"]}
-    rows = [_row(found, baselines.get(key[:-1])) for key, found in cases.items()]
+            entry["status"], entry["reason"] = line["status"], line["reason"]
+    baselines = {key[:-1]: entry for key, entry in cases.items() if entry["case"]["baseline"]}
+    rows = [_row(entry, baselines.get(key[:-1])) for key, entry in cases.items()]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
-    runs, profiles, profile = found["runs"], found["profiles"], typical(found["profiles"])
-    row = {**found["case"], "status": found["status"], "reason": found["reason"]}
+def _row(entry: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
+    runs, profiles, profile = entry["runs"], entry["profiles"], median_profile(entry["profiles"])
+    row = {**entry["case"], "status": entry["status"], "reason": entry["reason"]}
     row["label"] = one_line(row["label"])
     row["runs"] = len(runs)
     if not runs:
@@ -75,73 +75,73 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         row["accepted"] = median(run["accepted"] for run in runs.values())
     if first.get("same_pct") is not None:
         row["same_pct"] = min(run["same_pct"] for run in runs.values())
-    if found["drafts"]:
-        row["draft_us"] = median(each["us"] for each in found["drafts"])
-        shares = [100 * each["draw_us"] / each["us"] for each in found["drafts"]]
+    if entry["drafts"]:
+        row["draft_us"] = median(each["us"] for each in entry["drafts"])
+        shares = [100 * each["draw_us"] / each["us"] for each in entry["drafts"]]
         row["draft_draw_pct"] = median(shares)
-    if baseline is not None and found is not baseline and not is_reference(row):
+    if baseline is not None and entry is not baseline and not is_reference(row):
         row |= _saved("reduction", "tpot_us", runs, baseline["runs"])
     if profile:
         row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
         if row["device"] == "cuda":
             row["gap_us"] = median(tpot_us) - profile["busy_us"]
             row |= {"profiles": len(profiles), "gpu_tpot_ms": profile["busy_us"] / 1e3}
-            if baseline is not None and found is not baseline:
+            if baseline is not None and entry is not baseline:
                 row |= _saved("gpu_reduction", "busy_us", profiles, baseline["profiles"])
     return row | _bounds(row, baseline)
 
 
 def is_reference(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether a row of the summary timed a fused sampler's reference, which runs on CPUs."""
+    """Return whether a row timed the reference of a fused sampler, which runs on CPUs."""
     return bool(row["fused"] and row["device"] != "cuda")
 
 
 def _saved(
-    name: str, of: str, runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]
+    name: str, time: str, runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]
 ) -> dict[str, float]:
-    """Percent saved of a time, against the baseline's run of the same number."""
+    """Return the percent of a time that is saved, run by run against the baseline's."""
     both = sorted(runs.keys() & base.keys())
-    saved = [100 * (1 - runs[number][of] / base[number][of]) for number in both]
+    saved = [100 * (1 - runs[number][time] / base[number][time]) for number in both]
     if not saved:
         return {}
     spread = stdev(saved) if len(saved) > 1 else 0.0
     return {f"{name}_pct": median(saved), f"{name}_sd_pct": spread}
 
 
-def typical(profiles: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Of each time of a case's profiles the median; None without any."""
+def median_profile(profiles: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the median of each time over a case's profiles; None without a profile."""
     if not profiles:
         return None
     names = ("draw_us", "matmul_us", "rest_us", "busy_us")
     times = {name: [each[name] for each in profiles.values()] for name in names}
-    return {name: None if None in found else median(found) for name, found in times.items()}
+    return {name: None if None in values else median(values) for name, values in times.items()}
 
 
 def _bounds(row: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
-    """What the baseline's profile says can be gained, and how much of it was."""
+    """Return the savings that the profiles allow, and the part of them that was reached."""
     if baseline is None or not baseline["runs"] or not baseline["profiles"]:
         return {}
-    if row["device"] != "cuda":  # there a profiled step takes longer than the step itself
+    if row["device"] != "cuda":  # on a CPU a profiled step takes longer than the step itself
         return {}
-    base = typical(baseline["profiles"])
+    base = median_profile(baseline["profiles"])
     assert base is not None
     tpot_us = median(run["tpot_us"] for run in baseline["runs"].values())
-    found = {}
+    bounds = {}
     if base["matmul_us"] is not None:
-        found["amdahl_pct"] = 100 * (base["draw_us"] - base["matmul_us"]) / tpot_us
+        bounds["amdahl_pct"] = 100 * (base["draw_us"] - base["matmul_us"]) / tpot_us
     if "reduction_pct" in row and "draw_us" in row:
-        possible = found["possible_pct"] = 100 * (base["draw_us"] - row["draw_us"]) / tpot_us
+        possible = bounds["possible_pct"] = 100 * (base["draw_us"] - row["draw_us"]) / tpot_us
         if possible > 0:
-            found["reached"] = row["reduction_pct"] / possible
-    return found
+            bounds["reached"] = row["reduction_pct"] / possible
+    return bounds
 
 
 def step_quantiles(
     runs: Iterable[dict[str, Any]], b: int, levels: Iterable[float]
 ) -> tuple[float, ...]:
-    """Quantiles of the time between two tokens of a request, over all tokens of all runs, us.
+    """Return quantiles of the time between two tokens of a request, over all runs, in us.
 
-    A step counts as often as it delivered tokens.
+    A step counts once per token that it delivered.
     """
     times: list[float] = []
     weights: list[int] = []
@@ -150,5 +150,5 @@ def step_quantiles(
         weights += run["step_tokens"] or [b] * len(run["step_us"])
     order = np.argsort(times)
     share = np.cumsum(np.array(weights)[order])
-    at = [int(np.searchsorted(share, level * share[-1])) for level in levels]
-    return tuple(float(np.array(times)[order][index]) for index in at)
+    indices = np.searchsorted(share, [level * share[-1] for level in levels])
+    return tuple(np.array(times)[order][indices].tolist())

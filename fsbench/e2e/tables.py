@@ -1,4 +1,4 @@
-"""The tables of `fsbench e2e`, in the shape of the paper's Tables 7 and 8, and e2e.csv."""
+"""Write e2e.csv and the tables of `fsbench e2e`, in the shape of the paper's Tables 7 and 8."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Columns = dict[str, Callable[["pd.Series"], str]]
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
-    """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
+    """Write e2e.csv and e2e.md of a results folder; return the summary."""
     frame = summary(read(folder))
     write_into(folder, {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)})
     return frame
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """For each engine and model: times (Table 7), what is saved (Table 8), where the time goes."""
+    """Return times (Table 7), savings (Table 8) and times of parts for each engine and model."""
     parts = []
     keys = ["engine", "model", "tp", "requests"]
     for (engine, model, tp, requests), rows in frame.groupby(keys, sort=False):
@@ -36,8 +36,8 @@ def markdown(frame: pd.DataFrame) -> str:
         kind = "" if requests == PLAIN else f", {requests} requests"
         kind += f", {first.drafts} drafts per step" if first.drafts else ""
         parts.append(f"## {model} in {engine}, {tp} x {first.gpu or 'CPU'}{kind}")
-        lacking = rows[rows.status != "ok"].drop_duplicates(["sampler", "reason"])
-        parts += [f"{row.label}: {row.status}, {row.reason}." for row in lacking.itertuples()]
+        failed = rows[rows.status != "ok"].drop_duplicates(["sampler", "reason"])
+        parts += [f"{row.label}: {row.status}, {row.reason}." for row in failed.itertuples()]
         measured = rows[rows.runs > 0]
         if measured.empty:
             continue
@@ -67,10 +67,10 @@ def markdown(frame: pd.DataFrame) -> str:
             parts.append(_by_sampler(compared, _saved, more))
         if measured.accepted.notna().any():
             parts.append("### Drafts")
-            parts.append(_told(measured, _DRAFTS))
+            parts.append(_by_case(measured, _DRAFTS))
         if measured.draw_us.notna().any():
             parts.append("### Where the time of a step goes, us")
-            parts.append(_told(measured[measured.draw_us.notna()], _WHERE))
+            parts.append(_by_case(measured[measured.draw_us.notna()], _PARTS))
     return "\n\n".join(parts) + "\n"
 
 
@@ -79,13 +79,17 @@ def _by_sampler(
     cell: Callable[[pd.Series], str],
     more: dict[str, dict[int, str]] | None = None,
 ) -> str:
-    """A row per B, a column per sampler; `more` are further columns, heading -> B -> text."""
+    """Return a table with a row per B and a column per sampler.
+
+    Args:
+        more: further columns, heading -> B -> text.
+    """
     labels = list(dict.fromkeys(rows.label))
     extra = more or {}
     lines = []
-    for B, here in rows.groupby("b"):
-        of = {row.label: cell(row) for _, row in here.iterrows()}
-        cells = [of.get(label, "") for label in labels]
+    for B, group in rows.groupby("b"):
+        texts = {row.label: cell(row) for _, row in group.iterrows()}
+        cells = [texts.get(label, "") for label in labels]
         lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in extra.values())])
     return markdown_table(["B", *labels, *extra], lines)
 
@@ -95,7 +99,7 @@ def _time(row: pd.Series) -> str:
 
 
 def _saved(row: pd.Series) -> str:
-    """What was measured, and in parentheses what the profiles of both say is possible."""
+    """Return the measured savings, and in parentheses those that the profiles allow."""
     if row.isna().reduction_pct:
         return ""
     text = f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
@@ -103,15 +107,15 @@ def _saved(row: pd.Series) -> str:
 
 
 def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
-    """Amdahl's: what would be saved if sampling took no time, and the LM head as long as now."""
-    known = base[base.amdahl_pct.notna()]
-    if known.empty:
+    """Return Amdahl's bound: the savings if sampling took no time, with the same LM head."""
+    rows = base[base.amdahl_pct.notna()]
+    if rows.empty:
         return {}
-    return {"sampling in no time": {int(r.b): f"{r.amdahl_pct:.1f}" for r in known.itertuples()}}
+    return {"sampling in no time": {int(r.b): f"{r.amdahl_pct:.1f}" for r in rows.itertuples()}}
 
 
 def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
-    """The paper's Table 8 for the same model and number of GPUs, which it has of a B200."""
+    """Return Table 8 of the paper (a B200) for the same model and number of GPUs."""
     if engine != "vllm":
         return {}
     published = table(8)
@@ -122,7 +126,7 @@ def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
     return {"the paper's fork, B200": cells}
 
 
-_WHERE: _Columns = {
+_PARTS: _Columns = {
     "B": lambda row: str(row.b),
     "sampler": lambda row: str(row.label),
     "step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
@@ -152,9 +156,9 @@ _DRAFTS: _Columns = {
 }
 
 
-def _told(rows: pd.DataFrame, columns: _Columns) -> str:
-    """A row per case by B; columns in which nothing stands are left out (a CPU is never idle)."""
+def _by_case(rows: pd.DataFrame, columns: _Columns) -> str:
+    """Return a table with a row per case, ordered by B, without columns that are empty."""
     ordered = [row for _, row in rows.sort_values("b", kind="stable").iterrows()]
     cells = {name: [text(row) for row in ordered] for name, text in columns.items()}
-    told = {name: texts for name, texts in cells.items() if any(texts)}
-    return markdown_table(list(told), [list(line) for line in zip(*told.values(), strict=True)])
+    filled = {name: texts for name, texts in cells.items() if any(texts)}
+    return markdown_table(list(filled), [list(row) for row in zip(*filled.values(), strict=True)])

@@ -1,9 +1,9 @@
-"""Where a decode step's time goes, read from a trace of torch.profiler (Chrome's JSON).
+"""Attribute a decode step's time to its parts, from a trace of torch.profiler (Chrome's JSON).
 
-A kernel belongs to the ranges (torch.profiler.record_function) in which the host launched it: each
-names the call that launched it by a correlation id, and the call stands on a thread at a time. So
-kernels that run later, or on another stream, are still counted where they belong, and those of a
-CUDA graph belong to the range of its replay.
+A kernel belongs to the ranges (torch.profiler.record_function) in which the host launched it. A
+correlation id links it to the launching call, which has a thread and a time. So a kernel that runs
+later or on another stream is counted in the right range, and a CUDA graph's kernels belong to the
+range of the replay.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Event = dict[str, Any]
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a trace file, .json or .json.gz."""
+    """Return the events of a trace file, .json or .json.gz."""
     raw = path.read_bytes()
     try:
-        found = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-        return list(found["traceEvents"])
+        trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return list(trace["traceEvents"])
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(f"{path}: expected a trace of torch.profiler; {error}") from error
 
 
 def step_profile(events: Iterable[Event], draw: str, matmul: str) -> Profile:
-    """The mean step between the first and the last range named `draw`.
+    """Return the mean step between the first and the last range named `draw`.
 
-    A step lasts from the start of one such range to that of the next: on a GPU, from the first
-    kernel of one to the first kernel of the next. Ranges named `matmul` may lie inside, or outside
-    before the first step; both the draw and the matmul are means over their own ranges.
+    A step lasts from the start of a `draw` range to the start of the next; on a GPU from the first
+    kernel of one to the first kernel of the next. Ranges named `matmul` may be inside, or before
+    the first step. Times of draw and matmul are means over their ranges.
 
     Raises:
         ResultsError: fewer than two ranges named `draw`.
@@ -75,15 +75,15 @@ def _on_gpu(
         if e.get("cat") in _HOST and "correlation" in e.get("args", {})
     }
 
-    # Where the trace lacks the call (a driver API that the profiler does not follow): the operator.
+    # If the trace lacks the call (a driver API that the profiler does not follow): the operator.
     operators = {
         e["args"]["External id"]: e
         for e in spans
         if e.get("cat") in ("cpu_op", "user_annotation") and "External id" in e.get("args", {})
     }
 
-    def of(event: Event, ranges: list[Event]) -> Event | None:
-        """The range in which a kernel was launched."""
+    def launching_range(event: Event, ranges: list[Event]) -> Event | None:
+        """Return the range in which a kernel was launched, or None."""
         args = event.get("args", {})
         call = calls.get(args.get("correlation")) or operators.get(args.get("External id"))
         if call is None:
@@ -97,12 +97,12 @@ def _on_gpu(
             None,
         )
 
-    launched = [(e, of(e, draws), of(e, matmuls)) for e in device]
+    launched = [(e, launching_range(e, draws), launching_range(e, matmuls)) for e in device]
     begins = [min((e["ts"] for e, d, _ in launched if d is r), default=None) for r in draws]
-    at = [ts for ts in begins if ts is not None]
-    if len(at) < 2:
+    starts = [ts for ts in begins if ts is not None]
+    if len(starts) < 2:
         raise ResultsError("trace: expected kernels in two draws or more; got none")
-    first, last, steps = min(at), max(at), len(at) - 1
+    first, last, steps = min(starts), max(starts), len(starts) - 1
     kernels: Counter[str] = Counter()
     draw_us = rest_us = 0.0
     inside = []
@@ -131,7 +131,7 @@ def _on_gpu(
 
 
 def _union(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals, which are sorted by their starts; some may be empty."""
+    """Return the length of a union of intervals that are sorted by start; some may be empty."""
     total, end = 0.0, float("-inf")
     for start, stop in intervals:
         total += max(0.0, stop - max(start, end))

@@ -1,9 +1,8 @@
-"""vLLM as an engine of `fsbench e2e`: one process per sampler, all up at once, decoding in turn.
+"""vLLM as an engine of `fsbench e2e`: one process per sampler, all started at once.
 
-Each process (fsbench.e2e.vllm_worker) has an engine of its own with the same model, because which
-sampler draws is decided when vLLM starts. All share the GPUs' memory; while one decodes, the others
-wait for requests and leave the GPUs alone. Starting takes a minute or so for all together; then
-samplers can be interleaved as finely as in one process.
+Each process (fsbench.e2e.vllm_worker) has an engine with the same model, because a vLLM process has
+one sampler. They share the GPUs' memory. While one decodes, the others wait for requests and leave
+the GPUs idle. They start together in about a minute; then samplers take turns as in one process.
 """
 
 from __future__ import annotations
@@ -17,36 +16,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from fsbench.e2e.measure import DecodePlan
-from fsbench.e2e.models import Decoder, check_kind
+from fsbench.e2e.models import Decoder, request_kinds
 from fsbench.e2e.records import Decoded, Profile
-from fsbench.errors import EngineFailed, EngineUnavailable
+from fsbench.errors import EngineFailed, EngineUnavailable, unknown_name
 from fsbench.integrations.draw import check_sampler, sampler_labels, unavailable_reason
 from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, check_version
 from fsbench.machine.packages import package_version
 
 WITH_FLASHINFER = "vllm-flashinfer"
 VLLM_SAMPLERS = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
-"""Names of vLLM's own sampler -> labels: as it is by default or as the environment has it, and with
-FlashInfer's filters, whatever the environment says of them."""
+"""Names of vLLM's own sampler -> labels: by default or as the environment sets it; and with
+FlashInfer's filters in any environment."""
 
 _START_S, _ANSWER_S = 540.0, 300.0
 
 
 class Vllm:
-    """See Engine.
+    """The Engine of `--engine vllm`.
 
     Args:
-        logs: the folder for what the engines print, one file per sampler.
-        memory: part of a GPU's memory for all engines together.
+        logs: folder for the engines' output, one file per sampler.
+        memory: fraction of a GPU's memory for all engines together.
 
     Raises:
-        EngineUnavailable: vLLM is not installed; EngineMismatch: it is of another version.
+        EngineUnavailable: vLLM is not installed, or device is not cuda.
+        EngineMismatch: another version is installed.
     """
 
     name = "vllm"
@@ -70,7 +71,8 @@ class Vllm:
         for sampler in plan.samplers:
             self.label(sampler)
         for kind in plan.requests:
-            check_kind(kind)
+            if kind not in request_kinds():
+                raise unknown_name("requests", kind, request_kinds())
 
     def label(self, sampler: str) -> tuple[str, bool]:
         if sampler in VLLM_SAMPLERS:
@@ -78,7 +80,7 @@ class Vllm:
         check_sampler(sampler)
         return sampler_labels()[sampler]
 
-    def missing(self, sampler: str) -> str | None:
+    def unavailable_reason(self, sampler: str) -> str | None:
         if sampler == WITH_FLASHINFER and package_version("flashinfer-python") is None:
             return "package flashinfer is not installed"
         return None if sampler in VLLM_SAMPLERS else unavailable_reason(sampler, self.device)
@@ -88,7 +90,7 @@ class Vllm:
 
 
 class Engines:
-    """See Session: one process per sampler. One that does not come up fails when it is asked."""
+    """A Session with one process per sampler. One that does not start fails when it is used."""
 
     def __init__(
         self,
@@ -101,10 +103,10 @@ class Engines:
     ):
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, EngineProcess] = {}
-        self._lost: dict[str, EngineFailed] = {}
+        self._failed: dict[str, EngineFailed] = {}
         positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
         try:
-            for name in samplers:  # all at once: they load and compile at the same time
+            for name in samplers:  # start all first: they load and compile at the same time
                 folder = Path(self._folder.name) / name
                 folder.mkdir()
                 config = json.dumps(decoder.config(plan.dtype, positions), indent=2)
@@ -115,8 +117,11 @@ class Engines:
                     (folder / "drafter").mkdir()
                     config = json.dumps(decoder.drafter_config(plan.dtype, positions), indent=2)
                     (folder / "drafter" / "config.json").write_text(config, encoding="utf-8")
-                    of_drafter = {"method": "eagle", "model": str(folder / "drafter")}
-                    drafts = {**of_drafter, "num_speculative_tokens": plan.drafts}
+                    drafts = {
+                        "method": "eagle",
+                        "model": str(folder / "drafter"),
+                        "num_speculative_tokens": plan.drafts,
+                    }
                 environment = engine_environment(name, plan.drafts > 0)
                 process = self._processes[name] = EngineProcess(environment, log)
                 process.send(
@@ -140,7 +145,7 @@ class Engines:
                     process.receive(_START_S)
                     process.pin()
                 except EngineFailed as error:
-                    self._lost[name] = error
+                    self._failed[name] = error
                     process.stop(seconds=5)
         except BaseException:
             self.close()
@@ -150,42 +155,42 @@ class Engines:
         self.decode(sampler, B, requests)
 
     def decode(self, sampler: str, B: int, requests: str) -> Decoded:
-        return Decoded(**self._ask(sampler, do="decode", b=B, requests=requests))
+        return Decoded(**self._request(sampler, do="decode", b=B, requests=requests))
 
     def profile(self, sampler: str, B: int, requests: str) -> Profile:
-        return Profile(**self._ask(sampler, do="profile", b=B, requests=requests))
+        return Profile(**self._request(sampler, do="profile", b=B, requests=requests))
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
-        if sampler in self._lost:
+        if sampler in self._failed:
             return None
-        found: dict[str, Any] | None = self._ask(sampler, do="counts")
-        return found
+        counts: dict[str, Any] | None = self._request(sampler, do="counts")
+        return counts
 
     def close(self) -> None:
         for name, process in self._processes.items():
-            if name not in self._lost:
+            if name not in self._failed:
                 process.stop()
         self._folder.cleanup()
 
-    def _ask(self, sampler: str, **request: Any) -> Any:
-        if sampler in self._lost:
-            raise self._lost[sampler]
+    def _request(self, sampler: str, **request: Any) -> Any:
+        if sampler in self._failed:
+            raise self._failed[sampler]
         process = self._processes[sampler]
         process.send(request)
         return process.receive(_ANSWER_S)
 
 
 def cache_bytes(plan: DecodePlan, decoder: Decoder, tp: int) -> int:
-    """Of keys and values on one GPU, with room for half as many tokens again as are needed."""
+    """Return bytes of keys and values on one GPU, for 1.5 times the tokens that are needed."""
     tokens = max(plan.batches) * (plan.prompt_tokens + plan.output_tokens + plan.drafts)
     size = 4 if plan.dtype == "float32" else 2
     layers = decoder.layers + (plan.drafts > 0)
-    one = 2 * layers * max(1, decoder.kv_heads // tp) * decoder.head_dim * size
-    return one * tokens * 3 // 2 + (64 << 20)
+    per_token = 2 * layers * max(1, decoder.kv_heads // tp) * decoder.head_dim * size
+    return per_token * tokens * 3 // 2 + (64 << 20)
 
 
 def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
-    """Variables of an engine's process: the same for all samplers, but for which one draws."""
+    """Return the variables of an engine's process, which differ in the sampler only."""
     return {
         **{name: value for name, value in os.environ.items() if name != SWITCH},
         **({} if sampler in VLLM_SAMPLERS else {SWITCH: sampler}),
@@ -200,7 +205,7 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
 
 
 class EngineProcess:
-    """A child that answers lines of JSON. What it prints besides goes to the file `log`."""
+    """A child process that answers lines of JSON. Its standard error goes to the file `log`."""
 
     def __init__(
         self,
@@ -218,34 +223,34 @@ class EngineProcess:
                 stderr=file,
                 bufsize=0,
                 env=environment,
-                start_new_session=True,  # so that the engine's own processes can be ended with it
+                start_new_session=True,  # so that the engine's processes can be killed with it
             )
-        self._left = b""
+        self._buffer = b""
 
     def send(self, request: dict[str, Any]) -> None:
-        """Raises EngineFailed if the child is gone."""
+        """Send a request; raise EngineFailed if the child has ended."""
         pipe: IO[bytes] | None = self._child.stdin
         assert pipe is not None
         try:
             pipe.write(json.dumps(request).encode() + b"\n")
         except OSError as error:
-            raise self._failed("it has ended") from error
+            raise self._error("the process has ended") from error
 
     def receive(self, seconds: float) -> Any:
-        """What the child answers. Raises EngineFailed: an error, the end, or nothing in time."""
+        """Return the answer; raise EngineFailed for an error, the child's end, or a timeout."""
         answer = json.loads(self._line(time.monotonic() + seconds, seconds))
         if "error" in answer:
-            raise self._failed(answer["error"])
+            raise self._error(answer["error"])
         return answer["ok"]
 
     def pin(self) -> None:
-        """Give the engine's processes their cores, and say in the log which."""
+        """Pin the engine's processes to cores, and log which."""
         cores = pin(self._child.pid)
         with self._log.open("a", encoding="utf-8") as file:
             file.write(f"fsbench: cores {cores or 'not pinned: fewer than processes'}\n")
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Let the child end; kill it if it does not."""
+        """Ask the child to end; kill it if it does not."""
         try:
             self.send({"do": "stop"})
             self.receive(seconds)
@@ -263,66 +268,61 @@ class EngineProcess:
         assert pipe is not None
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while b"\n" not in self._left:
+            while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, until - time.monotonic())):
-                    self._kill()  # its answer, if it came, would be taken for another's
-                    raise self._failed(f"no answer in {seconds:g} s")
+                    self._kill()  # a late answer would be taken for the next request's
+                    raise self._error(f"no answer in {seconds:g} s")
                 part = os.read(pipe.fileno(), 65536)
                 if not part:
-                    raise self._failed("it has ended")
-                self._left += part
-        line, _, self._left = self._left.partition(b"\n")
+                    raise self._error("the process has ended")
+                self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     def _kill(self) -> None:
-        """End the child and all that it started, if it still runs."""
+        """Kill the child and the processes that it started, if it still runs."""
         if self._child.poll() is None:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
 
-    def _failed(self, what: str) -> EngineFailed:
+    def _error(self, reason: str) -> EngineFailed:
         try:
             last = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
         except OSError:
             last = []
-        text = f"{what}; {self._log}: {' / '.join(last)}"
+        text = f"{reason}; {self._log}: {' / '.join(last)}"
         return EngineFailed("vllm: " + " ".join(text.split())[:600])
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that it started, as far as they live, in the order of their ids."""
-    found = [pid]
-    for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*"):
-            try:
-                found += map(int, (task / "children").read_text().split())
-            except OSError:  # it has ended
-                continue
-    return [pid, *sorted(found[1:])]
+def descendants(pid: int) -> list[int]:
+    """Return a process and its living descendants, in the order of their ids."""
+    processes = [pid]
+    for process in processes:
+        for task in Path(f"/proc/{process}/task").glob("*"):
+            with suppress(OSError):  # it has ended
+                processes += map(int, (task / "children").read_text().split())
+    return [pid, *sorted(processes[1:])]
 
 
-def shares(cores: Sequence[int], processes: int) -> list[list[int]]:
-    """Cores of each process: as many for each, neighbors. [] if there is less than one each."""
-    each = len(cores) // processes
-    if not each:
-        return []
-    return [list(cores[i * each : (i + 1) * each]) for i in range(processes)]
+def split_cores(cores: Sequence[int], processes: int) -> list[list[int]]:
+    """Return equal runs of neighboring cores, one per process; [] if there are too few."""
+    size = len(cores) // processes
+    return [list(cores[i * size : (i + 1) * size]) for i in range(processes)] if size else []
 
 
 def pin(pid: int) -> list[list[int]]:
-    """Give each process of a family cores of its own, of those that this process may use.
+    """Pin each descendant of a process, with all its threads, to cores of its own.
 
-    All threads of a process get them. Returns the cores, in the order of `family`; [] if there are
-    too few, or none can be given.
+    Returns:
+        The cores of each process in the order of `descendants`, out of those that this process may
+        use; [] if there are too few, or the system cannot pin.
     """
     if not hasattr(os, "sched_setaffinity"):
         return []
-    processes = family(pid)
-    given = shares(sorted(os.sched_getaffinity(0)), len(processes))
-    for process, cores in zip(processes, given, strict=False):
+    processes = descendants(pid)
+    shares = split_cores(sorted(os.sched_getaffinity(0)), len(processes))
+    for process, cores in zip(processes, shares, strict=False):
         for task in Path(f"/proc/{process}/task").glob("*"):
-            try:
+            with suppress(ProcessLookupError):  # a thread that has ended
                 os.sched_setaffinity(int(task.name), cores)
-            except ProcessLookupError:  # a thread that has ended
-                continue
-    return given
+    return shares

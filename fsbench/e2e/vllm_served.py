@@ -1,4 +1,4 @@
-"""A vLLM engine that serves: what a worker process measures. Imports vLLM, which prints."""
+"""A vLLM engine that decodes and is measured in a worker process. Importing it imports vLLM."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from fsbench.e2e.models import parameters
+from fsbench.e2e.models import sampling_parameters
 from fsbench.e2e.records import Decoded
 from fsbench.e2e.trace import read_events, step_profile
 from fsbench.errors import EngineFailed
-from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
+from fsbench.integrations import DRAW_MARK, MATMUL_MARK
 
 _PROFILED = 24  # steps
 _TRACES = "traces"
 
 
 class ServingEngine:
-    """An engine that is up. The engine core runs in a process of its own, as in serving.
+    """A running engine, whose core is another process, as in serving.
 
     Args:
-        folder: has config.json, and room for traces.
-        tp: GPUs. batches: those that will be decoded; CUDA graphs are captured for them.
-        kv_bytes: of the cache, on each GPU. Given, so that engines can start at the same time: vLLM
-            would size it by the memory that it sees free.
-        memory: part of each GPU's memory that has to be free at the start.
+        folder: contains config.json; traces are written below it.
+        tp: number of GPUs.
+        batches: batch sizes to decode; CUDA graphs are captured for them.
+        kv_bytes: size of the KV cache on each GPU. Set so that engines can start at the same time:
+            vLLM would size it by the free memory that it sees.
+        memory: fraction of each GPU's memory that has to be free at the start.
         drafts: vLLM's speculative_config, or None.
     """
 
@@ -83,7 +84,7 @@ class ServingEngine:
         self._llm = LLM(**settings)
 
     def decode(self, b: int, requests: str) -> Decoded:
-        """B requests of a kind, from the moment they are sent to the last token's arrival."""
+        """Decode B requests of a kind, from sending them to the arrival of the last token."""
         begin = time.perf_counter()
         self._send(b, requests, self._output_tokens)
         arrived: dict[str, list[float]] = {}
@@ -95,7 +96,7 @@ class ServingEngine:
         return self._decoded(b, begin, arrived, deliveries)
 
     def profile(self, b: int, requests: str) -> dict[str, Any]:
-        """A decoding of which a few steps in the middle are profiled, by the first rank's trace."""
+        """Decode and profile a few steps in the middle; return the first rank's Profile."""
         traces = self._folder / _TRACES
         before = set(traces.glob("*.pt.trace.json"))
         self._send(b, requests, min(self._output_tokens, 3 * _PROFILED))
@@ -106,29 +107,29 @@ class ServingEngine:
         self._llm.stop_profile()
         while self._llm.llm_engine.has_unfinished_requests():
             self._step(arrived)
-        found = sorted(set(traces.glob("*.pt.trace.json")) - before)
-        if not found:
+        paths = sorted(set(traces.glob("*.pt.trace.json")) - before)
+        if not paths:
             raise EngineFailed(f"vllm: expected a trace of torch.profiler in {traces}; got none")
-        profile = step_profile(read_events(found[0]), DRAW_MARK, MATMUL_MARK)
-        for path in found:  # some 10 MB each
+        profile = step_profile(read_events(paths[0]), DRAW_MARK, MATMUL_MARK)
+        for path in paths:  # about 10 MB each
             path.unlink()
         return asdict(profile)
 
     def counts(self) -> dict[str, Any] | None:
-        """Of the first rank; None if vLLM draws itself."""
+        """Return the first rank's counters; None if vLLM draws."""
         if not os.environ.get("FSBENCH_VLLM"):
             return None
-        found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
-        return found
+        counts: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
+        return counts
 
     def _send(self, b: int, requests: str, output_tokens: int) -> None:
         sizes = self._vocabulary, self._prompt_tokens, output_tokens
-        for prompt, given in request_batch(requests, b, self._seed, *sizes):
+        for prompt, parameters in request_batch(requests, b, self._seed, *sizes):
             self._requests += 1
-            self._llm.llm_engine.add_request(str(self._requests), prompt, given)
+            self._llm.llm_engine.add_request(str(self._requests), prompt, parameters)
 
     def _step(self, arrived: dict[str, list[float]]) -> tuple[float, int]:
-        """Wait for what the engine delivers next, and note when: (time, number of tokens)."""
+        """Wait for the next delivery, note its time, and return (time, number of tokens)."""
         outputs = self._llm.llm_engine.step()
         now, tokens = time.perf_counter(), 0
         for output in outputs:
@@ -138,7 +139,7 @@ class ServingEngine:
         return now, tokens
 
     def _until(self, arrived: dict[str, list[float]], b: int, tokens: int) -> None:
-        """Go on until every request has this many tokens, or all are finished."""
+        """Decode until every request has this many tokens, or all are finished."""
         while self._llm.llm_engine.has_unfinished_requests() and (
             len(arrived) < b or min(map(len, arrived.values())) < tokens
         ):
@@ -157,8 +158,8 @@ class ServingEngine:
                 f"vllm: expected {b} requests of {self._output_tokens} tokens; got "
                 f"{len(arrived)} of {sorted(lengths)}"
             )
-        # Requests are sent one by one, and the engine begins with the first: between the last one's
-        # first token and the first one's last there are B at a time.
+        # Requests are sent one by one, and the engine begins with the first. All B decode together
+        # only between the last one's first token and the first one's last.
         started = max(times[0] for times in arrived.values())
         ended = min(times[-1] for times in arrived.values())
         together = [
@@ -170,14 +171,14 @@ class ServingEngine:
                 "Decode more tokens"
             )
         during = [each for each in deliveries if started < each[0] <= ended]
-        at = [started, *(when for when, _ in during)]
+        times = [started, *(when for when, _ in during)]
         tokens = [count for _, count in during]
         return Decoded(
             self._prompt_tokens,
             self._output_tokens,
             ttft_us=median((times[0] - begin) * 1e6 for times in arrived.values()),
             tpot_us=median((t[-1] - t[0]) * 1e6 / (len(t) - 1) for t in together),
-            step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(at)],
+            step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(times)],
             step_tokens=None if set(tokens) <= {b} else tokens,
             accepted=sum(tokens) / (b * len(tokens)) - 1 if self._drafts else None,
         )
@@ -190,12 +191,12 @@ def request_batch(
     words, batch = random.Random(seed), []
     for row in range(number):
         prompt = [words.randrange(vocabulary) for _ in range(prompt_tokens)]
-        given = SamplingParams(
-            **parameters(kind, row, seed),
+        sampling = SamplingParams(
+            **sampling_parameters(kind, row, seed),
             max_tokens=output_tokens,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        batch.append(({"prompt_token_ids": prompt}, given))
+        batch.append(({"prompt_token_ids": prompt}, sampling))
     return batch

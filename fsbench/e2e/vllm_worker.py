@@ -1,4 +1,4 @@
-"""One vLLM engine with one sampler, as a process of its own: `python -m fsbench.e2e.vllm_worker`.
+"""A process with one vLLM engine and one sampler: `python -m fsbench.e2e.vllm_worker`.
 
 It reads one JSON object per line from standard input and answers each with one on standard output:
 
@@ -8,8 +8,8 @@ It reads one JSON object per line from standard input and answers each with one 
     {"do": "counts"}                                  -> {"ok": {...} or null}
     {"do": "stop"}                                    -> {"ok": {}}, and the process ends
 
-or with {"error": text}. What vLLM prints goes to standard error. Which sampler draws is decided by
-the environment (fsbench.integrations.vllm), before vLLM is imported.
+or with {"error": text}. vLLM's output goes to standard error. The environment chooses the sampler
+(fsbench.integrations.vllm) before vLLM is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fsbench.errors import describe
 
 
 def answer(served: list[Any], request: dict[str, Any]) -> Any:
-    """What a request asks for. served: the engine, once it is started."""
+    """Carry out a request. served: the engine in a list, empty until it is started."""
     action = request.pop("do")
     if action == "start":
         served.append(e2e.vllm_served.ServingEngine(**request))
@@ -48,7 +48,7 @@ def serve(lines: Any, send: Callable[[str], None]) -> None:
         last = request["do"] == "stop"
         try:
             reply = {"ok": answer(served, request)}
-        except Exception as error:  # the parent decides what it means
+        except Exception as error:  # the parent process handles it
             reply = {"error": describe(error)}
         send(json.dumps(reply))
         if last:
@@ -56,7 +56,7 @@ def serve(lines: Any, send: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    # vLLM prints to standard output, its processes too: give them standard error for it.
+    # vLLM and its processes print to standard output: redirect it to standard error.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, lambda text: print(text, file=channel, flush=True))

@@ -2,7 +2,8 @@
 
 vLLM calls entry. vllm installs the hooks, routing chooses each row's sampler, vllm_batch joins a
 batch, vllm_parts splits one with drafts, vllm_<version> knows the engine's fields, draw and graphed
-draw. May import: fsbench.kernels as any user does, machine, the contract with discover.
+draw, decode_loop decodes with transformers. May import: fsbench.kernels as any user does, machine,
+the contract with discover.
 """
 
 from typing import TYPE_CHECKING
@@ -14,3 +15,9 @@ if TYPE_CHECKING:
 else:
     # vLLM imports the entry point in every process, whether the plug-in is switched on or not.
     __getattr__ = lazy_getattr(__name__, "vllm")
+
+FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
+"""Samplers that serve requests of every kind."""
+
+DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
+"""Ranges in torch profiles: LM head and sampling together; an LM head that is computed alone."""

@@ -24,7 +24,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,10 +31,11 @@ import torch
 import triton
 
 from fsbench.errors import one_line
-from fsbench.integrations.draw import SCREENED, SERVING, FlashSampleDraw, Head
+from fsbench.integrations import SCREENED
+from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
 from fsbench.integrations.routing import WHOLE_HEAD_NEEDS
-from fsbench.kernels.warming.offline import DTYPES, Chip, compiled
+from fsbench.kernels.warming.offline import DTYPES, Chip, compile_with_forks
 
 ROOM_BYTES = 256 << 20
 """Free space that Triton's cache needs for all kernels of an engine."""
@@ -130,7 +130,7 @@ class CompileAhead:
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = request_text(spec, chip or Chip.here(), os.getpid())
+        request = request_text(spec, chip or Chip.current(), os.getpid())
         # Neither the GPU nor the interpreter of a test is anything to these processes.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(
@@ -183,8 +183,15 @@ class CompileAhead:
         reader.start()
         kinds = self.spec.kinds()
         for line in output:
+            event = json.loads(line)
+            if isinstance(event, dict):
+                _LOG.info(
+                    "fsbench: %d kernels compiled ahead in %.0f s, %d of them were in the cache",
+                    *(event["kernels"], event["seconds"], event["cached"]),
+                )
+                continue
             with self._changed:
-                self._ready.add(kinds[int(line)])
+                self._ready.add(kinds[event])
                 self._changed.notify_all()
         code = self._process.wait()
         reader.join()
@@ -247,14 +254,20 @@ def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
 
 
 def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
-    """Compile an engine's kernels; write the number of each kind whose kernels are all compiled."""
-    calls, finished = engine_calls(spec), 0
-    # Kernels come in the order of the calls that need them first: all earlier calls are finished.
-    begun = (each.call for each in compiled(chip, calls, processes, "fork"))
-    for call in chain(begun, [len(calls)]):
-        for number in range(finished, call):
-            print(number, file=output, flush=True)
-        finished = max(finished, call)
+    """Compile an engine's kernels; write the number of each kind whose kernels are all compiled.
+
+    The last line is JSON: how many kernels there are, how many the cache had, and seconds.
+    """
+    begin, kernels, cached = time.monotonic(), 0, 0
+
+    def report(number: int) -> None:
+        print(number, file=output, flush=True)
+
+    for kernel in compile_with_forks(chip, engine_calls(spec), processes, report):
+        kernels += 1
+        cached += kernel.cached
+    summary = {"kernels": kernels, "cached": cached, "seconds": time.monotonic() - begin}
+    print(json.dumps(summary), file=output, flush=True)
 
 
 def _end_with(parent: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
+from fsbench.integrations import FLASH_SAMPLE, SCREENED
 from fsbench.integrations.routing import SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS, Need
 from fsbench.kernels import (
     Penalties,
@@ -32,12 +33,8 @@ from fsbench.kernels import (
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
-FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
 SERVING = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
 """Samplers that serve requests of every kind -> label for legends."""
-
-DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
-"""Ranges in torch profiles: LM head and sampling together; an LM head that is computed alone."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +199,15 @@ class FlashSampleDraw:
         screened: keep an int8 copy of the head, and use it where it is faster for rows without
             log-probabilities; for filters only if every top-k is small. All rows then use token
             noise, so that a token does not depend on the batch.
+        noise: as flash_sample takes it.
 
     Raises:
         InvalidArgument: screened with a sharded head.
     """
 
-    def __init__(self, head: Head, screened: bool = False):
+    def __init__(self, head: Head, screened: bool = False, noise: str = "auto"):
         self._head, self._whole = head, isinstance(head.weight, Tensor)
-        self._noise, self._copy = "token" if screened else "auto", None
+        self._noise, self._copy = "token" if screened else noise, None
         self._no_seed: Tensor | None = None
         if screened:
             if not isinstance(head.weight, Tensor):

@@ -22,19 +22,15 @@ def setting_of(problem: Problem) -> Setting:
 
 
 def failed_checks(
-    provider: Provider, problem: Problem, on_check: Callable[[str], None] = lambda name: None
+    provider: Provider, problem: Problem, begin: Callable[[str], None] = lambda name: None
 ) -> str:
     """Verify a sampler for a problem; return the failed checks with details, "" if it passes.
 
     Args:
-        on_check: called after each check with its name.
+        begin: called with the name of each check before it runs.
 
     Raises:
         Whatever verify.verify raises.
     """
-    failed = []
-    for check in verify.verify(provider, setting_of(problem)):
-        on_check(check.name)
-        if not check.passed:
-            failed.append(f"{check.name}: {check.detail}")
-    return "; ".join(failed)
+    checks = verify.verify(provider, setting_of(problem), begin=begin)
+    return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)

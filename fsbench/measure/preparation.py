@@ -313,7 +313,7 @@ class Preparation:
             verdicts[key] = failed_checks(
                 provider,
                 cell.problem,
-                lambda name: self.recorder.enter(cell, f", {name} checked", "gate"),
+                lambda name: self.recorder.enter(cell, f", checking {name}", "gate"),
             )
             self.recorder.verified(key, verdicts[key])
         if verdicts[key]:

@@ -77,7 +77,7 @@ class Recorder:
         problem = cell.problem
         shape = f"B={problem.B} D={problem.D} V={problem.V}"
         done = min(self._done, self.total)
-        self.report(done, self.total, f"{shape}: {cell.label}{activity}", self.times.left)
+        self.report(done, self.total, f"{shape}: {cell.label}{activity}", self.times.remaining)
 
     def finish(self, cell: Cell) -> None:
         """Count a cell as finished."""

@@ -9,7 +9,7 @@ Phases, in the order of a cell:
     check        check its tokens on the problem
     capture      capture the CUDA graph and warm up
     timing       the rounds
-    beside       energy, sustained load, forms
+    beside       energy, sustained load, host time, forms
     other        between cells
 """
 
@@ -76,7 +76,7 @@ class PhaseTimes:
         return total
 
     @property
-    def left(self) -> TimeLeft | None:
+    def remaining(self) -> TimeLeft | None:
         """Return the time left; None until a cell is finished."""
         if self._end is None:
             return None

@@ -1,4 +1,4 @@
-"""The published tables as frames."""
+"""The published tables as data frames."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib import resources
 import pandas as pd
 
 from fsbench.errors import unknown_name
-from fsbench.paper.source import GPUS, source
+from fsbench.paper import GPUS, source
 
 
 def table(number: int) -> pd.DataFrame:
-    """One published table, with the columns of its CSV file."""
+    """Return a published table, with the columns of its CSV file."""
     with (resources.files(__package__) / f"table{number}.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file)
 
 
 def speedups(gpu: str) -> pd.DataFrame:
-    """Every published speedup on one GPU: columns table, d, v, b, method, paper.
+    """Return the published speedups on one GPU: columns table, d, v, b, method, paper.
 
     `paper` is the time of `method` divided by that of the paper's fused kernel.
     """

@@ -61,16 +61,17 @@ def part_of(kernel: str) -> Part:
 
 @dataclass(frozen=True)
 class Split:
-    """Time of a step in kernels, us. by: "names", or the form that a fused kernel is compared with.
+    """Time of a step in kernels, us.
 
-    Where that is "greedy", the argmax of the logits counts as matmul, so sampling is its noise
-    only. A difference may come out below 0: by as much as the times of two kernels vary.
+    method: "names", or the form that a fused kernel is compared with. With "greedy", the argmax of
+        the logits counts as matmul and only the noise as sampling. A difference may be negative, by
+        as much as the times of two kernels vary.
     """
 
     matmul_us: float
     sampling_us: float
     other_us: float
-    by: str
+    method: str
 
 
 def split(record: CellRecord) -> Split | None:

@@ -58,7 +58,7 @@ class Cell:
         return {**identity, **vars(self.conditions), **self.problem.fields()}
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> Cell:
+    def from_columns(cls, columns: Mapping[str, Any]) -> Cell:
         """Return the cell of these columns; columns of Problem with a default may be missing.
 
         Raises:
@@ -144,7 +144,7 @@ class Loop:
             raise ValueError(f"loop: expected seconds and steps > 0; got {self}")
 
     @classmethod
-    def of_line(cls, values: Any) -> Loop:
+    def from_line(cls, values: Any) -> Loop:
         """Return the loop of a line; older records have the time and energy of one step."""
         if isinstance(values, Mapping) and "step_us" in values:
             step = typed(_Step, values)
@@ -222,8 +222,8 @@ class CellRecord:
 
 
 EXTRAS: dict[str, Callable[[Any], Any]] = {
-    "energy": Loop.of_line,
-    "sustained": Loop.of_line,
+    "energy": Loop.from_line,
+    "sustained": Loop.from_line,
     "host": partial(typed, Host),
 }
 """Fields of CellRecord that are measured once per cell, with what reads them from a line."""

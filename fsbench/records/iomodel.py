@@ -48,10 +48,6 @@ class Roof:
     tflops: float
     source: str
 
-    def tflops_at(self, flop_per_byte: float) -> float:
-        """The roofline: highest TFLOP/s at this arithmetic intensity."""
-        return min(self.tflops, flop_per_byte * self.tb_per_s)
-
     def floor_us(self, work: Traffic) -> float:
         """Least time of the fused step, microseconds.
 

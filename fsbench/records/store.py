@@ -235,7 +235,7 @@ def _running(folder: Path) -> tuple[int | None, Cell | None]:
     """Return (process, cell at work) of a run that writes into a folder or was killed."""
     try:
         facts = json.loads(read_file(folder / RUNNING))
-        return facts["pid"], Cell.of(facts["cell"]) if facts["cell"] else None
+        return facts["pid"], Cell.from_columns(facts["cell"]) if facts["cell"] else None
     except (OSError, ValueError, TypeError, KeyError):  # absent or damaged: no loss
         return None, None
 
@@ -302,7 +302,7 @@ def read_records(folder: Path) -> list[CellRecord]:
         try:
             if (schema := line.pop("schema")) != SCHEMA:
                 raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {schema!r:.40}")
-            cell = Cell.of(line.pop("cell"))
+            cell = Cell.from_columns(line.pop("cell"))
             round_ = (cell, line.get("form"), line.get("round"))
             if "round" in line and round_ in seen:
                 raise ValueError("an earlier line has the same round of the same cell")

@@ -94,7 +94,7 @@ def _figures(record: CellRecord) -> dict[str, Any]:
         figures["roofline_pct"] = 100 * floor / median if floor else None
     if split := breakdown.split(record):
         parts = asdict(split)
-        figures |= {"split_by": parts.pop("by"), **parts}
+        figures |= {"split_by": parts.pop("method"), **parts}
     if energy and energy.joules is not None:
         figures["j_per_token"] = energy.joules / energy.steps / problem.B
         figures |= {"energy_w": energy.joules / energy.seconds, "idle_w": energy.idle_w}

@@ -1,14 +1,14 @@
-"""The oracle: the noise contract in its plainest form, and the tokens a sampler may return.
+"""The oracle: the specification of the noise contract, and the tokens a sampler may return.
 
-This package is the specification (docs/design/noise.md explains it). Everything is integer
-arithmetic or float64 in torch, so it runs on any device and can be read line by line:
+docs/design/noise.md explains the contract. The code is integer arithmetic or float64 in torch, runs
+on any device, and is written to be read:
 
     philox      the counter-based generator
-    noise       random words -> Gumbel and uniform variates, of tokens and of groups of tokens
-    logits      what is sampled: soft cap, bias, mask; log Z
-    truncation  penalties; what top-k, top-p and min-p keep
-    expected    the token of each row, and which others fp32 rounding may put in its place
-    acceptance  how often two laws with the same noise give the same token
+    noise       Gumbel and uniform variates of tokens and of groups of tokens
+    logits      soft cap, bias, mask; log Z and log-probabilities
+    truncation  penalties; tokens kept by top-k, top-p and min-p
+    expected    the token of each row, and tokens that fp32 rounding may return instead
+    acceptance  probability that two distributions with the same noise give the same token
 """
 
 from fsbench.reference.acceptance import coupled_acceptance

@@ -1,4 +1,4 @@
-"""The token of every row under either form of noise, and what fp32 rounding may make of it."""
+"""The token of each row under either form of noise, and tokens that fp32 rounding may return."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fsbench.reference.noise import (
 )
 from fsbench.reference.truncation import Truncation
 
-# The bounds below are what fp32 samplers are held to; docs/design/noise.md derives them.
+# Error bounds of fp32 samplers; docs/design/noise.md derives them.
 _SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once
-_SUM_ERROR = 2.0**-18  # of a running sum of 32 exponentials, relative to the whole
-_EXPONENT_ULP = 2.0**-22  # of y / T, which moves an exponential by as much
+_SUM_ERROR = 2.0**-18  # a running sum of 32 exponentials, relative to their total
+_EXPONENT_ULP = 2.0**-22  # y / T, and so the relative error of its exponential
 
 
 _Drawn = tuple[Tensor, Tensor, Tensor]
@@ -31,13 +31,13 @@ _Drawn = tuple[Tensor, Tensor, Tensor]
 
 
 class Expected(NamedTuple):
-    """What a sampler with noise of the contract must return for each of B rows.
+    """The tokens of B rows that a sampler with noise of the contract must return.
 
     tokens: int64 [B]; -1 where the row has a NaN or +inf logit, or no finite one, or where its
         temperature is negative or not finite.
-    acceptable: bool [B, V]: tokens that fp32 rounding may have put in their place.
-    scores: float64 [B]: the best score, that of the token; where that is -1, -inf if no logit is
-        finite, else +inf. The best of several shards of a vocabulary is the one of larger score.
+    acceptable: bool [B, V], tokens that fp32 rounding may return instead.
+    scores: float64 [B], the score of the token. If the token is -1: -inf if no logit is finite,
+        else +inf. Of several shards of a vocabulary, the token with the largest score wins.
     """
 
     tokens: Tensor
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
     scores: Tensor
 
     def accepts(self, tokens: Tensor) -> Tensor:
-        """bool [B]: the token is the expected one, or an acceptable one."""
+        """Return whether each token is the expected or an acceptable one: bool [B]."""
         V = self.acceptable.shape[1]
         inside = (tokens >= 0) & (tokens < V)
         near = inside & self.acceptable.gather(1, tokens.long().clamp(0, V - 1)[:, None])[:, 0]
@@ -64,20 +64,20 @@ def expect(
     truncation: Truncation | None = None,
     find_acceptable: bool = True,
 ) -> Expected:
-    """The token of every row of logits [B, V] (any float type, used exactly), at T = 0 greedy.
+    """Return the token of each row of logits [B, V] (any float type, used exactly).
 
     Args:
         seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
             number does not enter the noise.
-        temperature: a number, or [B]; below 2^-120 it counts as 0.
+        temperature: a number, or [B]; below 2^-120 it counts as 0, which is greedy.
         noise: "token" or "group".
         sample: number of the sample from the same row and step.
-        logits_error: how far the sampler's own logits may be from these (0: the very same).
-        truncation: of these logits, with the same temperature and logits_error: only what it keeps
-            is drawn. With token noise, the best score among the kept; with group noise, the draw
-            from all tokens if it is kept, else what token noise draws.
-        find_acceptable: with False the field `acceptable` is undefined, and a draw with group noise
-            and without truncation takes half of the time.
+        logits_error: bound on the difference between the sampler's logits and these.
+        truncation: of these logits, with the same temperature and logits_error; only kept tokens
+            are drawn. With token noise, the best score of the kept tokens; with group noise, the
+            draw from all tokens if it is kept, else the draw with token noise.
+        find_acceptable: if False, the field `acceptable` is undefined, and a draw with group noise
+            and without truncation takes half the time.
     """
     if noise not in ("token", "group"):
         raise InvalidArgument(f"noise: expected token or group; got {noise!r}")
@@ -118,16 +118,16 @@ def _token_draw(
     error: float,
     truncation: Truncation | None = None,
 ) -> _Drawn:
-    """argmax(logits + T g), the lowest id if several are equal (Gumbel-max, section 3.1)."""
+    """Draw argmax(logits + T g), the lowest id of equal scores (Gumbel-max, section 3.1)."""
     scores = logits + T * token_noise(logits.shape[1], seed, offset, rows, sample)
     surely = possibly = scores
     if truncation is not None:
         scores, surely, possibly = (scores.masked_fill(~part, -torch.inf) for part in truncation)
     best = scores.max(1, keepdim=True).values
-    # Of the two sums behind the best score, the larger term sets the rounding.
+    # Scores are sums of two terms; the larger term determines the rounding.
     magnitude = _finite(best).abs() + 23.0 * T
     tolerance = 2 * (T * GUMBEL_ERROR + magnitude * _SCORE_ULP + error)
-    # Whatever rounding keeps, the best of what is surely kept is among it.
+    # The best of the tokens that every rounding keeps is a lower bound.
     least = surely.max(1, keepdim=True).values - tolerance
     return scores.argmax(1), (possibly >= least) & torch.isfinite(possibly), best[:, 0]
 
@@ -142,10 +142,10 @@ def _group_draw(
     error: float,
     find_acceptable: bool,
 ) -> _Drawn:
-    """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
+    """Draw the group with the largest T (L + g), L its log-mass at T, then a member by u.
 
-    Group-Gumbel-Max (Lemmas D.1, D.2). u falls on the first member whose running sum of
-    exp(y / T) exceeds u times the group's. At T = 0: the first member of largest logit.
+    Group-Gumbel-Max (Lemmas D.1, D.2). u selects the first member whose running sum of exp(y / T)
+    exceeds u times the sum of the group. At T = 0: the first member with the largest logit.
     """
     V = logits.shape[1]
     g, u = group_noise(V, seed, offset, rows, sample)
@@ -176,7 +176,7 @@ def _group_draw(
     slack = _SUM_ERROR + (_finite(largest).abs() * _EXPONENT_ULP + 2 * error) / scale
     slack = slack * sums[:, :, -1:]
     near_hit = (sums + slack > threshold) & (sums - p - slack <= threshold)
-    # exp underflows in fp32 at -104, and what has no mass is never hit.
+    # exp underflows in fp32 at -104, and members without mass are never selected.
     near_hit &= y >= largest - tolerance - 104.0 * T
     near_hit = torch.where(T == 0, y >= largest - tolerance, near_hit)
     acceptable = near_group & near_hit & torch.isfinite(y)
@@ -184,23 +184,23 @@ def _group_draw(
 
 
 def _rows_of(grouped: Tensor, group: Tensor) -> Tensor:
-    """[B, groups, n] -> [B, n], the numbers of one group of each row; group: int64 [B, 1, 1]."""
+    """Select one group of each row: [B, groups, n] -> [B, n]; group: int64 [B, 1, 1]."""
     return grouped.gather(1, group.expand(-1, 1, grouped.shape[2]))[:, 0]
 
 
-def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
-    """The draw from all tokens where it is kept, else the draw from the kept.
+def _either(from_all: _Drawn, from_kept: _Drawn, truncation: Truncation) -> _Drawn:
+    """Return the draw from all tokens if it is kept, else the draw from the kept tokens.
 
-    The law is that of the kept: with mass Z, p_v + (1 - Z) p_v / Z = p_v / Z.
+    The result is distributed over the kept tokens, of mass Z: p_v + (1 - Z) p_v / Z = p_v / Z.
     """
-    tokens, near, scores = first
-    other_tokens, other_near, other_scores = second
-    stands = truncation.kept.gather(1, tokens[:, None])[:, 0]
+    tokens, near, scores = from_all
+    kept_tokens, kept_near, kept_scores = from_kept
+    is_kept = truncation.kept.gather(1, tokens[:, None])[:, 0]
     may_be_cut = (near & ~truncation.surely).any(1, keepdim=True)
     return (
-        torch.where(stands, tokens, other_tokens),
-        (near & truncation.possibly) | (other_near & may_be_cut),
-        torch.where(stands, scores, other_scores),
+        torch.where(is_kept, tokens, kept_tokens),
+        (near & truncation.possibly) | (kept_near & may_be_cut),
+        torch.where(is_kept, scores, kept_scores),
     )
 
 
@@ -219,5 +219,5 @@ def _by_token(grouped: Tensor, V: int) -> Tensor:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """values, with the lowest finite number for -inf."""
+    """Replace -inf by the lowest finite number."""
     return values.clamp_min(torch.finfo(values.dtype).min)

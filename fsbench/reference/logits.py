@@ -1,4 +1,4 @@
-"""The logits that are sampled, and their normalizer."""
+"""The logits that are sampled, log Z, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 SMALLEST_TEMPERATURE = 2.0**-120
-"""Anything below is greedy: fp32 does not tell it from 0."""
+"""Temperatures below count as 0 (greedy)."""
 
 
 def as_column(
     value: float | Tensor, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return a number, or one of each row [B], as float64 [1 or B, 1].
+    """Return a number, or one per row [B], as float64 [1 or B, 1].
 
-    dtype: what a number is rounded to first, whatever torch's default dtype is. Kernels take
-        numbers in fp32. A tensor is used as it is.
+    dtype: a number is rounded to this type first, since kernels take numbers in fp32. A tensor is
+        not rounded.
     """
     if not isinstance(value, Tensor):
         value = torch.tensor(value, dtype=dtype, device=device)
@@ -29,7 +29,7 @@ def processed_logits(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Soft cap, then bias, then mask, in the type of `logits` [B, V].
+    """Apply soft cap, bias and mask, in this order and in the type of `logits` [B, V].
 
     Args:
         soft_cap: logits become soft_cap tanh(logits / soft_cap) (Gemma).
@@ -47,7 +47,7 @@ def processed_logits(
 
 
 def unpacked(mask: Tensor, V: int) -> Tensor:
-    """bool [B, V] of a mask in either form."""
+    """Return a mask in either form as bool [B, V]."""
     if mask.dtype == torch.bool:
         return mask
     bits = mask[:, :, None] >> torch.arange(32, device=mask.device, dtype=mask.dtype)
@@ -55,7 +55,7 @@ def unpacked(mask: Tensor, V: int) -> Tensor:
 
 
 def log_partition(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """log Z = log sum exp(logits / T), [B] float64; greedy rows (T = 0) count at T = 1.
+    """Return log Z = log sum exp(logits / T), float64 [B]; T = 1 in greedy rows (T = 0).
 
     Args:
         logits: [B, V]. temperature: a number, or [B].
@@ -64,16 +64,19 @@ def log_partition(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
 
 
 def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """log softmax(logits / T) at tokens [B], float64; greedy rows count at T = 1."""
+    """Return log softmax(logits / T) at tokens [B], float64; T = 1 in greedy rows."""
     picked = logits.gather(1, tokens[:, None]).double()
     scaled = (picked * inverse_temperature(temperature, logits.device))[:, 0]
     return scaled - log_partition(logits, temperature)
 
 
 def largest(logits: Tensor, n: int, temperature: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [B, n] of the largest logits, their log-probabilities float64 [B, n]).
+    """Return the tokens of the n largest logits and their log-probabilities.
 
-    Of equal logits the lower token comes first. Where a row has fewer that are not -inf: -1, -inf.
+    Returns:
+        tokens: int64 [B, n]; equal logits in the order of their ids. -1 after the last logit that
+            is not -inf.
+        logprob: float64 [B, n]; -inf where the token is -1.
     """
     y, tokens = logits.double().sort(dim=1, descending=True, stable=True)
     short = (0, max(0, n - y.shape[1]))
@@ -84,17 +87,20 @@ def largest(logits: Tensor, n: int, temperature: float | Tensor = 1.0) -> tuple[
 
 
 def inverse_temperature(temperature: float | Tensor, device: torch.device) -> Tensor:
-    """1 / T of a number or of [B], float64 [1 or B, 1]; 1 in greedy rows."""
+    """Return 1 / T of a number or of [B], float64 [1 or B, 1]; 1 in greedy rows."""
     T = as_column(temperature, device)
     return 1.0 / torch.where(T < SMALLEST_TEMPERATURE, 1.0, T)
 
 
 def matmul_error(hidden: Tensor, weight: Tensor) -> float:
-    """How far fp32-accumulated logits of hidden [B, D], weight [V, D] may be apart: an estimate.
+    """Estimate the difference of logits in fp32 between two summation orders.
 
-    Each of two summation orders is within D 2^-24 sum |h w| of the exact value; that sum is at
-    most |h|_2 |w|_2, and rounding errors of either sign make sqrt(D) the realistic growth. Four
-    times that is used: far below any spacing that a wrong kernel would produce.
+    A sum is within D 2^-24 sum |h w| of the exact value, and sum |h w| <= |h|_2 |w|_2. Rounding
+    errors of either sign make sqrt(D) the realistic growth. Four times that is returned, which is
+    far below the errors of a wrong kernel.
+
+    Args:
+        hidden: [B, D]. weight: [V, D].
     """
     D = hidden.shape[1]
     rows = [torch.nan_to_num(m.float(), 0.0, 0.0, 0.0).norm(dim=1).max() for m in (hidden, weight)]

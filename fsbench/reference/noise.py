@@ -1,4 +1,4 @@
-"""Random words -> noise: of every token, or of every group of 32 tokens.
+"""Noise of each token, or of each group of 32 tokens, from random words.
 
 Noise is a pure function of (seed, step, row, token or group, sample). It does not depend on the
 tile shape, the batch size, the neighbors in the batch or how the vocabulary is sharded.
@@ -25,7 +25,7 @@ from torch import Tensor
 from fsbench.reference.philox import random_words
 
 GUMBEL_ERROR = 4e-6
-"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 seen (docs/design/noise.md)."""
+"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 measured (docs/design/noise.md)."""
 
 GROUP_STREAM = 1 << 16
 """Counter word 3 of group noise for sample 0; samples are numbered below it."""
@@ -35,14 +35,14 @@ GROUP_BLOCK = 128
 
 
 def word_and_lane(token: Tensor) -> tuple[Tensor, Tensor]:
-    """Token id -> (Philox word, lane in 0..3): bits 0 and 3 of the id are the lane."""
+    """Return the Philox word and the lane in 0..3 of a token: bits 0 and 3 are the lane."""
     word = ((token >> 4) << 2) | ((token >> 1) & 3)
     lane = (token & 1) | ((token >> 2) & 2)
     return word, lane
 
 
 def group_and_member(token: Tensor) -> tuple[Tensor, Tensor]:
-    """Token id -> (group, member in 0 .. 31): bits 0 and 3 to 6 of the id are the member.
+    """Return the group and the member in 0..31 of a token: bits 0 and 3 to 6 are the member.
 
     Members are numbered in the order of their ids.
     """
@@ -52,27 +52,27 @@ def group_and_member(token: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_of_member(group: Tensor, member: Tensor) -> Tensor:
-    """The inverse of group_and_member."""
+    """Return the token of a group and member: the inverse of `group_and_member`."""
     return (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
 
 
 def exponential(bits: Tensor) -> Tensor:
-    """32 random bits (int64 holding uint32) -> Exp(1): float64, positive, increasing."""
+    """Return Exp(1) of 32 random bits (uint32 in int64): float64, positive, increasing."""
     return -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """32 random bits (int64 holding uint32) -> Gumbel(0, 1): float64, finite, decreasing."""
+    """Return Gumbel(0, 1) of 32 random bits (uint32 in int64): float64, finite, decreasing."""
     return -torch.log(exponential(bits))
 
 
 def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0) -> Tensor:
-    """Gumbel noise of every token, [B, V] float64.
+    """Return the Gumbel noise of each token, float64 [B, V].
 
     Args:
         V: vocabulary size.
         seed, offset: int64 [1] or [B]; offset is the step (its low 32 bits are used).
-        rows: int64 [B], the row's number in the batch; 0 where the seed is the request's own.
+        rows: int64 [B], the row's number in the batch; 0 with one seed per request.
         sample: number of the sample drawn from the same row and step, below 2^16.
     """
     words = torch.arange((V + 15) // 16 * 4, device=rows.device)
@@ -85,9 +85,9 @@ def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int 
 def group_noise(
     V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(Gumbel, uniform in [0, 1)) of every group, [B, groups] float64 each.
+    """Return the Gumbel and the uniform in [0, 1) of each group, float64 [B, groups].
 
-    seed, offset, rows, sample: as in token_noise.
+    Args: see `token_noise`.
     """
     groups = torch.arange(-(-V // GROUP_BLOCK) * 4, device=rows.device)
     r0, r1, _, _ = random_words(groups, rows, offset, GROUP_STREAM + sample, seed)

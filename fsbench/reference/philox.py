@@ -21,7 +21,7 @@ def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """Four random words of every counter. All tensors int64 holding uint32 values, broadcast."""
+    """Return four random words of each counter; all are uint32 in int64, broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -35,12 +35,14 @@ def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 def random_words(
     index: Tensor, row: Tensor, offset: Tensor, stream: int, seed: Tensor
 ) -> tuple[Tensor, ...]:
-    """The words of counter (index, row, offset, stream) under key `seed`, [B, len(index)] each.
+    """Return the words of counter (index, row, offset, stream) under key `seed`, [B, n] each.
 
     Args:
-        index: int64 [n], words or groups. row: int64 [B].
-        offset, seed: int64 [1] or [B]; of offset the low 32 bits count, of seed all 64.
+        index: int64 [n], words or groups.
+        row: int64 [B].
+        offset: int64 [1] or [B]; the low 32 bits are used.
         stream: below 2^32.
+        seed: int64 [1] or [B].
     """
     key, step = seed.to(index.device).reshape(-1, 1), offset.to(index.device).reshape(-1, 1)
     counter = (index[None, :], row.to(index.device)[:, None], step & MASK32)

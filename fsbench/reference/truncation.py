@@ -1,18 +1,17 @@
-"""Truncated sampling: penalties on tokens seen before, and which tokens the filters keep.
+"""Truncated sampling: penalties on earlier tokens, and the tokens that the filters keep.
 
-Every filter keeps the first tokens of one order: larger logits first, of equal logits the lower
-token id. So what all of them keep together is the beginning of that order, too.
+Each filter keeps a prefix of the tokens ordered by descending logit, then by ascending id. All
+filters together therefore keep a prefix, too.
 
-    top_k   the first k
-    min_p   those whose probability is at least min_p times the largest
-    top_p   the fewest of the first whose probabilities sum to p or more, p as it is given: a
-            number in float64, a tensor in its own dtype. What is within 2^-22 p of p counts as p
-            (REACHED)
+    top_k   the first k tokens
+    min_p   tokens with a probability of at least min_p times the largest
+    top_p   the shortest prefix whose probabilities sum to p or more. p is not rounded: a number is
+            float64, a tensor keeps its dtype. A sum within 2^-22 p of p counts as p (REACHED)
 
-Probabilities are those of what earlier filters left, normalized anew, at the temperature if that
-was applied earlier, else at T = 1. The order is a property of a sampler (ORDER is fsbench's
-own): top-p after top-k counts p of the mass of the k tokens, before it ("joint") of all. Whatever
-the order, at least one token is kept.
+Probabilities are those of the tokens that earlier filters kept, normalized again, at the
+temperature if it is applied earlier, else at T = 1. The order of filters is a property of a sampler
+(ORDER is fsbench's). Top-p after top-k is a part of the mass of the k tokens, before top-k
+("joint") a part of the whole mass. In any order, at least one token is kept.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from torch import Tensor
 from fsbench.reference.logits import SMALLEST_TEMPERATURE, as_column
 
 ORDER = ("temperature", "min_p", "top_k", "top_p")
-"""The order of fsbench's own samplers (problem.FILTER_ORDER)."""
+"""Order of fsbench's samplers (problem.FILTER_ORDER)."""
 MASS_ERROR = 2.0**-16
-"""Error of a sum of exponentials in fp32 that a sampler may have, in units of the whole."""
+"""Allowed error of a sum of exponentials in fp32, relative to the whole sum."""
 
 REACHED = 1 - 2.0**-22
-"""The part of p that counts as p, so that rounding of logits, and of p, adds no token where masses
-sum to p exactly: .5 and .3 reach .8, and three of five equal ones .6."""
+"""Fraction of p that counts as p, so that rounding of logits or of p adds no token if masses sum to
+p exactly: 0.5 + 0.3 reaches 0.8, and three of five equal tokens reach 0.6."""
 
-_RATIO_ERROR = 2.0**-19  # of log(p / largest p), beside the rounding of the logits themselves
+_RATIO_ERROR = 2.0**-19  # error of log(p / largest p), in addition to the rounding of logits
 _LOGIT_ULP = 2.0**-22
 
 
 class Truncation(NamedTuple):
-    """What the filters keep of every row: bool [B, V] each; nothing of a row without a draw.
+    """Tokens that the filters keep: bool [B, V] each; none in a row without a draw.
 
-    kept: in exact arithmetic, of exactly these logits.
-    surely, possibly: what is kept, and what may be, for any rounding of the sums in fp32 and of the
-        logits within `logits_error`. Equal for top-k alone on exact logits.
+    kept: in exact arithmetic.
+    surely, possibly: tokens that every rounding keeps, and that some rounding keeps, of sums in
+        fp32 and of logits within `logits_error`. Equal for top-k alone on exact logits.
     """
 
     kept: Tensor
@@ -62,38 +61,39 @@ def truncate(
     keeps_ties: bool = False,
     logits_error: float = 0.0,
 ) -> Truncation:
-    """Which tokens of logits [B, V] (any float type, used exactly) the filters keep.
+    """Return the tokens of logits [B, V] (any float type, used exactly) that the filters keep.
 
     Args:
-        temperature: a number, or [B]; a row at T = 0 keeps the first token alone.
-        top_k, top_p, min_p: numbers, or [B]. Off at 0 or below, 1 or above, 0 or below; a top_p of
-            0 or below and a min_p above 1 keep as little as they can. NaN: the row has no draw.
-        order: of "temperature" and the filters. keeps_ties: see Capabilities.
-        logits_error: how far a sampler's logits may be from these.
+        temperature: a number, or [B]; a row at T = 0 keeps the first token only.
+        top_k, top_p, min_p: numbers, or [B]. Off at <= 0, >= 1 and <= 0. A top_p <= 0 and a
+            min_p > 1 keep one token (and its ties). A row with NaN has no draw.
+        order: of "temperature" and the filters.
+        keeps_ties: see Capabilities.
+        logits_error: bound on the difference between a sampler's logits and these.
     """
     z = logits.double()
     V = z.shape[1]
     rows = _Rows(z, temperature, top_k, top_p, min_p)
     ranked = rows.logits.sort(dim=1, descending=True, stable=True)
     place = torch.arange(V, device=z.device)
-    found = []
+    masks = []
     for sign in (0, -1, 1):
         n = _count(ranked.values, rows, order, keeps_ties, logits_error, sign)
         first = place < torch.where(rows.undefined, 0, n)[:, None]
-        found.append(torch.zeros_like(first).scatter(1, ranked.indices, first))
-    return Truncation(*found)
+        masks.append(torch.zeros_like(first).scatter(1, ranked.indices, first))
+    return Truncation(*masks)
 
 
 def filtered_probabilities(
     logits: Tensor, truncation: Truncation, temperature: float | Tensor = 1.0
 ) -> Tensor:
-    """softmax(logits / T) over the kept tokens, 0 elsewhere: float64 [B, V]; T above 0."""
+    """Return softmax(logits / T) over the kept tokens, 0 elsewhere: float64 [B, V]; T > 0."""
     T = as_column(temperature, logits.device)
     return torch.softmax((logits.double() / T).masked_fill(~truncation.kept, -torch.inf), 1)
 
 
 def token_counts(histories: Sequence[Sequence[int]], V: int) -> Tensor:
-    """How often each token occurs in each history: int64 [B, V]."""
+    """Return the number of occurrences of each token in each history: int64 [B, V]."""
     return torch.stack(
         [torch.bincount(torch.as_tensor(h, dtype=torch.int64), minlength=V) for h in histories]
     )
@@ -108,31 +108,33 @@ def penalized(
     presence: float | Tensor = 0.0,
     frequency: float | Tensor = 0.0,
 ) -> Tensor:
-    """Penalties as engines apply them, in the type of logits [B, V].
+    """Apply penalties as engines do, in the type of logits [B, V].
 
-    A token that occurs in the prompt or the output has its logit divided by `repetition` if that is
-    positive, else multiplied by it. Then one that occurs n times in the output, n > 0, loses
-    frequency n + presence.
+    The logit of a token that occurs in the prompt or the output is divided by `repetition` if it is
+    positive, else multiplied. Then the logit of a token that occurs n > 0 times in the output is
+    reduced by n * frequency + presence.
 
     Args:
         prompt_counts, output_counts: [B, V], integers (`token_counts`).
-        repetition: > 0, 1 is off. presence, frequency: 0 is off. Numbers, or [B]; a row with one
-            that is not finite, or with a repetition of 0 or below, becomes NaN: it has no draw.
+        repetition: number or [B], > 0; 1 is off.
+        presence, frequency: number or [B]; 0 is off.
+
+    Rows with a penalty that is not finite, or with repetition <= 0, become NaN: they have no draw.
     """
-    repeat, present, often = (
+    repeat, present, frequent = (
         as_column(value, logits.device).to(logits.dtype)
         for value in (repetition, presence, frequency)
     )
-    seen = (prompt_counts > 0) | (output_counts > 0)
+    occurs = (prompt_counts > 0) | (output_counts > 0)
     repeated = torch.where(logits > 0, logits / repeat, logits * repeat)
-    less = often * output_counts + present * (output_counts > 0)
-    found = torch.where(seen, repeated, logits) - less.to(logits.dtype)
-    defined = (repeat > 0) & repeat.isfinite() & present.isfinite() & often.isfinite()
-    return found.where(defined, torch.nan)
+    reduction = frequent * output_counts + present * (output_counts > 0)
+    changed = torch.where(occurs, repeated, logits) - reduction.to(logits.dtype)
+    defined = (repeat > 0) & repeat.isfinite() & present.isfinite() & frequent.isfinite()
+    return changed.where(defined, torch.nan)
 
 
 class _Rows:
-    """The arguments of truncate: float64 [B, 1]; undefined, greedy: bool [B]."""
+    """Arguments of `truncate` as float64 [B, 1]; undefined, greedy: bool [B]."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class _Rows:
         p: float | Tensor,
         min_p: float | Tensor,
     ):
-        V = z.shape[1]  # a k beyond it, which may be too large for a double, keeps as much
+        V = z.shape[1]  # a larger k keeps as many tokens, and may not fit a double
         k = k.clamp_max(V) if isinstance(k, Tensor) else min(k, V)
         fp32, fp64 = torch.float32, torch.float64
         T, self.k, self.p, self.min_p = (
@@ -160,15 +162,15 @@ class _Rows:
 def _count(
     y: Tensor, rows: _Rows, order: Sequence[str], keeps_ties: bool, error: float, sign: int
 ) -> Tensor:
-    """How many of the ranked logits y [B, V] are kept: int64 [B].
+    """Return the number of ranked logits y [B, V] that are kept: int64 [B].
 
-    sign: 0 in exact arithmetic; 1 the most, -1 the fewest that rounding may make of it.
+    sign: 0 in exact arithmetic; 1 the most, -1 the fewest under rounding.
     """
     place = torch.arange(y.shape[1], device=y.device)
     first = y[:, :1]
     n = torch.isfinite(y).sum(1)
     T = torch.ones_like(first)
-    # The first token always stays, if it is known which one is the first.
+    # The first token is always kept, unless rounding may change which one is first.
     least = 1 if sign >= 0 or error == 0 else 0
     for stage in order:
         if stage == "temperature":
@@ -176,7 +178,7 @@ def _count(
             continue
         if stage == "top_k":
             on = rows.k > 0
-            count = _swapped(y, rows.k[:, 0].long(), keeps_ties, error, sign)
+            count = _reordered_count(y, rows.k[:, 0].long(), keeps_ties, error, sign)
         elif stage == "min_p":
             on = rows.min_p > 0
             limit = rows.min_p.clamp(1e-300, 1.0).log()
@@ -189,16 +191,16 @@ def _count(
             slack = MASS_ERROR + torch.expm1((4 * error / T).clamp_max(50.0))
             before = (p.cumsum(1) - p) / total
             count = (before < rows.p * REACHED + sign * slack).sum(1)
-            count = _swapped(y, count.clamp_min(least), keeps_ties, error, sign)
+            count = _reordered_count(y, count.clamp_min(least), keeps_ties, error, sign)
         n = torch.where(on[:, 0], torch.minimum(n, count), n).clamp_min(least)
-    one = _swapped(y, torch.ones_like(n), False, error, sign)
+    one = _reordered_count(y, torch.ones_like(n), False, error, sign)
     return torch.where(rows.greedy, torch.minimum(n, one), n)
 
 
-def _swapped(y: Tensor, n: Tensor, keeps_ties: bool, error: float, sign: int) -> Tensor:
-    """How many of the first n may be kept, if logits closer than 2 error may change places.
+def _reordered_count(y: Tensor, n: Tensor, keeps_ties: bool, error: float, sign: int) -> Tensor:
+    """Return n with the tokens that a reordering of logits closer than 2 error changes.
 
-    sign 1: with those that may come in; -1: without those that may go out.
+    sign: 1 adds tokens that may enter the first n; -1 removes tokens that may leave them.
     """
     V = y.shape[1]
     n = n.clamp(0, V)

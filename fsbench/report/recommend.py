@@ -5,12 +5,11 @@ All times of one B are from one run. Needs no torch and no sampler.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
-
-import pandas as pd
 
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Provider
@@ -47,10 +46,29 @@ class Advice:
         return None if self.instead_us is None else 1 - self.us / self.instead_us
 
 
+@dataclass(frozen=True)
+class _Timing:
+    """A measured cell. approach: fused or not, or the provider if all samplers do the same."""
+
+    provider: str
+    approach: bool | str
+    folder: str
+    us: float
+    lo_us: float
+    hi_us: float
+    over_matmul: float
+    extra_bytes: float
+    is_candidate: bool
+
+
+_Run = list[_Timing]
+"""Timings of one B in one run, the fastest first."""
+
+
 def recommend(
     configuration: Configuration,
     candidates: Collection[str],
-    most_bytes: float = float("inf"),
+    most_bytes: float = math.inf,
     others: Collection[str] = (),
     forced: Mapping[str, str] | None = None,
 ) -> list[Advice]:
@@ -68,40 +86,38 @@ def recommend(
         forced: provider that forces one kernel of a public call -> provider that makes the call as
             users do. If both were measured, the latter counts.
     """
-    _, stored = logits_store.pair()
-    rows = configuration.rows[configuration.rows.status == "ok"]
-    rows = rows.assign(over=rows.median_us / _matmul_us(rows), extra=_extra_bytes(rows))
-    rows = rows[(rows.kind == configuration.drawn) & (rows.provider != stored)]
-    rows["way"] = rows.provider if rows.fused.nunique() == 1 else rows.fused
-    rows["able"] = rows.provider.isin(set(candidates)) & (rows.extra.fillna(0) <= most_bytes)
-    rows = rows[rows.able | rows.provider.isin(set(others))]
-    return [
-        _advice(int(B), _strongest_run(_compared(same), forced or {}))
-        for B, same in rows.groupby("b")
-        if same.able.any()
-    ]
+    ok = configuration.rows[configuration.rows.status == "ok"]
+    bounds = ok[ok.kind == Kind.LOWER_BOUND]  # the slowest of a run is the matmul alone
+    matmul_us = bounds.groupby(["folder", "b"]).median_us.max().to_dict()
+    extra = ok["peak_extra_bytes"].astype(float) if "peak_extra_bytes" in ok else math.nan
+    rows = ok.assign(extra_bytes=extra)
+    rows = rows[(rows.kind == configuration.drawn) & (rows.provider != logits_store.pair()[1])]
+    has_both = rows.fused.nunique() > 1
+    by_b: dict[int, _Run] = {}
+    for row in rows.itertuples():
+        is_candidate = row.provider in candidates and not row.extra_bytes > most_bytes
+        if is_candidate or row.provider in others:
+            timing = _Timing(
+                row.provider,
+                bool(row.fused) if has_both else row.provider,
+                row.folder,
+                *(row.median_us, row.ci_lo_us, row.ci_hi_us),
+                row.median_us / matmul_us.get((row.folder, row.b), math.nan),
+                row.extra_bytes,
+                is_candidate,
+            )
+            by_b.setdefault(int(row.b), []).append(timing)
+    advice = []
+    for B, timings in sorted(by_b.items()):
+        able = [timing for timing in timings if timing.is_candidate]
+        if able:
+            compared = able if len({timing.approach for timing in able}) > 1 else timings
+            advice.append(_advice(B, _strongest_run(compared, forced or {})))
+    return advice
 
 
-def _matmul_us(rows: pd.DataFrame) -> pd.Series:
-    """Return the time of the slowest lower bound (the matmul alone) of the same run and B."""
-    bounds = rows[rows.kind == Kind.LOWER_BOUND].groupby(["folder", "b"]).median_us.max()
-    keys = pd.MultiIndex.from_frame(rows[["folder", "b"]])
-    return pd.Series(bounds.reindex(keys).to_numpy(), index=rows.index)
-
-
-def _extra_bytes(rows: pd.DataFrame) -> pd.Series:
-    extra = rows.get("peak_extra_bytes", pd.Series(float("nan"), index=rows.index))
-    return extra.astype(float)
-
-
-def _compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates of one B, with the others if all candidates use one approach."""
-    ways = rows[rows.able].way.unique()
-    return rows if len(ways) == 1 else rows[rows.able]
-
-
-def _strongest_run(rows: pd.DataFrame, forced: Mapping[str, str]) -> pd.DataFrame:
-    """Return the rows of the run with the strongest alternative, the fastest first.
+def _strongest_run(timings: _Run, forced: Mapping[str, str]) -> _Run:
+    """Return the run with the strongest alternative, the fastest sampler first.
 
     The strongest sampler of each approach is chosen over all runs, by its time / time of the matmul
     alone in the same run, or by its time if no run has the matmul. Runs are preferred in this
@@ -110,47 +126,63 @@ def _strongest_run(rows: pd.DataFrame, forced: Mapping[str, str]) -> pd.DataFram
     approach wins as in the latest run, because kernels change. Among these the run is the one in
     which the best sampler saves the least, or the latest of equals.
     """
-    strength = rows.over if rows.over.notna().any() else rows.median_us
-    rows = rows.assign(strength=strength.fillna(float("inf"))).sort_values("strength")
-    measured_calls = {name: call for name, call in forced.items() if name in set(rows.provider)}
-    named = rows[~rows.provider.isin(set(measured_calls.values()))]
-    strongest = set(named.drop_duplicates("way").provider.head(2))
-    runs: dict[tuple[int, bool], list[pd.DataFrame]] = {}
-    for _, run in rows.sort_index().groupby("folder", sort=False):
-        names = set(run.provider)
-        spared = {name for name, call in measured_calls.items() if call in names}
-        run = run[~run.provider.isin(spared)]
-        run = run.drop_duplicates("provider", keep="last").sort_values("median_us", kind="stable")
-        if run.able.any():
-            runs.setdefault((len(strongest - names - spared), not spared), []).append(run)
-    later_first = runs[min(runs)][::-1]
-    pairs = [(*_best_and_rival(run), run) for run in later_first]
-    same_way = [pair for pair in pairs if pair[0].way == pairs[0][0].way]
-    return min(same_way, key=lambda pair: _gain(pair[0], pair[1]))[2]
+    has_matmul = any(timing.over_matmul > 0 for timing in timings)
+    measured = {timing.provider for timing in timings}
+    calls = {name: call for name, call in forced.items() if name in measured}
+
+    def strength(timing: _Timing) -> float:
+        if not has_matmul:
+            return timing.us
+        return timing.over_matmul if timing.over_matmul > 0 else math.inf
+
+    strongest: dict[bool | str, str] = {}
+    for timing in sorted(timings, key=strength):
+        if timing.provider not in calls.values():
+            strongest.setdefault(timing.approach, timing.provider)
+    required = set([*strongest.values()][:2])
+    by_folder: dict[str, dict[str, _Timing]] = {}
+    for timing in timings:
+        by_folder.setdefault(timing.folder, {})[timing.provider] = timing
+    runs: dict[tuple[int, bool], list[_Run]] = {}
+    for same in by_folder.values():
+        replaced = {name for name, call in calls.items() if call in same}
+        run = sorted((same[name] for name in same if name not in replaced), key=lambda t: t.us)
+        if any(timing.is_candidate for timing in run):
+            key = len(required - same.keys() - replaced), not replaced
+            runs.setdefault(key, []).append(run)
+    latest_first = runs[min(runs)][::-1]
+    approach = _best_and_rival(latest_first[0])[0].approach
+    return min(
+        (run for run in latest_first if _best_and_rival(run)[0].approach == approach), key=_gain
+    )
 
 
-def _gain(best: pd.Series, rival: pd.Series | None) -> float:
-    return float("inf") if rival is None else rival.median_us / best.median_us
-
-
-def _best_and_rival(run: pd.DataFrame) -> tuple[pd.Series, pd.Series | None]:
-    best = run[run.able].iloc[0]
-    rivals = run[run.way != best.way].sort_values("able", ascending=False, kind="stable")
-    return best, None if rivals.empty else rivals.iloc[0]
-
-
-def _advice(B: int, run: pd.DataFrame) -> Advice:
+def _gain(run: _Run) -> float:
     best, rival = _best_and_rival(run)
-    near = run[run.able & (run.ci_lo_us <= best.ci_hi_us) & (run.provider != best.provider)]
+    return math.inf if rival is None else rival.us / best.us
+
+
+def _best_and_rival(run: _Run) -> tuple[_Timing, _Timing | None]:
+    best = next(timing for timing in run if timing.is_candidate)
+    rivals = [timing for timing in run if timing.approach != best.approach]
+    return best, min(rivals, key=lambda timing: not timing.is_candidate, default=None)
+
+
+def _advice(B: int, run: _Run) -> Advice:
+    best, rival = _best_and_rival(run)
     return Advice(
         b=B,
         best=best.provider,
-        us=float(best.median_us),
-        ties=tuple(near.provider),
+        us=float(best.us),
+        ties=tuple(
+            timing.provider
+            for timing in run
+            if timing.is_candidate and timing is not best and timing.lo_us <= best.hi_us
+        ),
         instead_of=None if rival is None else rival.provider,
-        instead_us=None if rival is None else float(rival.median_us),
+        instead_us=None if rival is None else float(rival.us),
         folder=best.folder,
-        extra_bytes=None if pd.isna(best.extra) else int(best.extra),
+        extra_bytes=None if math.isnan(best.extra_bytes) else int(best.extra_bytes),
     )
 
 

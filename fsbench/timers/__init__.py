@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from fsbench.errors import InvalidArgument, TimerUnavailable, unknown_name
 from fsbench.timers import gpu
-from fsbench.timers.cpu import CpuTimer
-from fsbench.timers.fake import FakeTimer
+from fsbench.timers.host import CpuTimer, FakeTimer
 from fsbench.timers.measurement import Measurement, Timer
 
 __all__ = ["L2_STATES", "TIMERS", "Measurement", "Timer", "make_timer", "timer_name"]

@@ -1,4 +1,4 @@
-"""The full call: masks, biases, temperatures, seeds, samples, and what it says of its tokens."""
+"""Checks of the full call: masks, biases, temperatures, seeds, samples, log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fsbench import reference
 from fsbench.errors import VerificationFailed
 from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import exact_head, require_form, require_inside, require_support, scalar
-from fsbench.verify.joint import Alike, alike
+from fsbench.verify.joint import Agreement, closest_streams
 from fsbench.verify.pathwise import require_accepted
-from fsbench.verify.statistics import Counted, all_fit
+from fsbench.verify.statistics import Histogram, all_fit
 from fsbench.verify.subject import SEED, Subject
 
-_ROWS, _VOCABULARY = 301, 500  # odd, and above the sizes at which samplers change their ways
-_PARTS = (1.0, 13 / 7, 0.5)
-"""Temperatures of rows in one call, as parts of the setting's: of 0.7 they are 0.7, 1.3 and 0.35.
-Engines refuse T > 2."""
+_ROWS, _VOCABULARY = 301, 500  # odd, and above the sizes at which samplers change algorithms
+_TEMPERATURE_FACTORS = (1.0, 13 / 7, 0.5)
+"""Temperatures of rows in one call relative to the setting's: 0.7, 1.3 and 0.35 for 0.7. Engines
+refuse T > 2."""
 
-_SAMPLES = 2  # of each row, where several are claimed
-_MASK_ROWS, _MASK_PARTS = 16, 3  # of `masks` in a large vocabulary: rows, allowed tokens of each
-_LOGPROB_ERROR = 1e-3  # of 1 and the log-probability together
+_SAMPLES = 2  # samples of a row, if the sampler can draw several
+_MASK_ROWS, _MASK_TOKENS = 16, 3  # rows of `masks` in a large vocabulary, and their allowed tokens
+_LOGPROB_ERROR = 1e-3  # relative to 1 + |log-probability|
 
 
 def request_counters(B: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Seeds and offsets int64 [B] of B requests, and which differ from the first in one bit: bool.
+    """Return seeds and offsets int64 [B] of B requests, and whether they are one-bit variants.
 
-    Consecutive seeds and their negatives, a seed and all that differ from it in one bit, an offset
-    and all that differ in one bit, 0, -1 and the ends of int64, and numbers without a pattern.
+    The requests have consecutive seeds and their negatives, a seed and its one-bit variants, an
+    offset and its one-bit variants, 0, -1, the limits of int64, and numbers without a pattern.
 
-    Steps are added to the offsets. The bits of the offsets therefore begin above the number of
-    steps: otherwise two requests would reach the same offset, and with it the same noise.
+    Steps are added to the offsets. The lowest bit that varies is above the number of steps, because
+    otherwise two requests would reach the same offset and draw with the same noise.
     """
     bits = [(SEED, 0), *((SEED ^ (1 << bit), 0) for bit in range(64))]
     offsets = [(SEED, 1 << bit) for bit in range(10, 31)]
@@ -53,248 +53,275 @@ def request_counters(B: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(wrapped), torch.tensor(offset), torch.tensor(close)
 
 
-class _Calls:
+class _RequestCalls:
     """Calls of a sampler with B requests whose rows of logits are all equal.
 
-    logits: [B, V] as stored. values: the temperatures; turn: int64 [B], which of them a row has. T,
-    seed, offset: of the call. n: samples of a row.
+    logits: [B, V] as stored.
+    temperatures: the different temperatures; temperature_index: int64 [B], the one of each row.
+    T, seed, offset: arguments of the call.
+    n: samples of a row.
     """
 
     def __init__(self, subject: Subject, B: int, row: Tensor):
-        able, device = subject.able, subject.setting.device
+        caps, device = subject.caps, subject.setting.device
         base = subject.setting.second_temperature
         problem = subject.setting.problem(B, row.shape[1], base)
         require_support(subject.provider, problem)
         assert subject.provider.sample is not None
-        self.able, self.sample = able, subject.provider.sample
+        self.caps, self.sample = caps, subject.provider.sample
         self.hidden, self.weight, self.logits = exact_head(problem, row.to(device))
-        self.values = [base * part for part in _PARTS] if able.per_row_temperature else [base]
-        self.values += [0.0] * able.greedy_rows
+        factors = _TEMPERATURE_FACTORS if caps.per_row_temperature else (1.0,)
+        self.temperatures = [base * factor for factor in factors]
+        self.temperatures += [0.0] * caps.greedy_rows
         generator = torch.Generator().manual_seed(41)
-        # Which row has which request and T is random: no exchange of rows keeps the pattern.
-        turn, order = (
-            torch.randint(len(self.values), (B,), generator=generator),
+        # Requests and T are assigned to rows at random: no exchange of rows keeps the pattern.
+        temperature_index, order = (
+            torch.randint(len(self.temperatures), (B,), generator=generator),
             torch.randperm(B, generator=generator),
         )
         seed, offset, close = request_counters(B)
-        self.turn = turn.masked_fill(close, 0)[order].to(device)
-        self.n = _SAMPLES if able.num_samples else 1
+        self.temperature_index = temperature_index.masked_fill(close, 0)[order].to(device)
+        self.n = _SAMPLES if caps.num_samples else 1
         self.seed, self.offset = scalar(37, device), scalar(0, device)
-        if able.per_request_seed:
+        if caps.per_request_seed:
             self.seed, self.offset = seed[order].to(device), offset[order].to(device)
         self.T: float | Tensor = base
-        if able.per_row_temperature:
-            self.T = torch.tensor(self.values, device=device)[self.turn]
+        if caps.per_row_temperature:
+            self.T = torch.tensor(self.temperatures, device=device)[self.temperature_index]
 
     def call(self, step: int, order: Tensor | None = None, **options: Any) -> tuple[Tensor, Any]:
-        """(tokens int64 [B, n], the sampler's result) of a step, of the requests in this order."""
-        values = {"temperature": self.T, "seed": self.seed, "offset": self.offset + step, **options}
+        """Return tokens int64 [B, n] of a step and the sampler's result; order: of the requests."""
+        options |= {"temperature": self.T, "seed": self.seed, "offset": self.offset + step}
         if order is not None:
             B = len(order)
-            values = {
+            options = {
                 name: value[order] if isinstance(value, Tensor) and len(value) == B else value
-                for name, value in values.items()
+                for name, value in options.items()
             }
         if self.n > 1:
-            values["num_samples"] = self.n
+            options["num_samples"] = self.n
         torch.manual_seed(step)
-        result = self.sample(self.hidden, self.weight, **values)
+        result = self.sample(self.hidden, self.weight, **options)
         shape = (len(self.hidden), self.n) if self.n > 1 else (len(self.hidden),)
         tokens = require_form(result.tokens, shape).long().view(len(self.hidden), self.n)
         return tokens.clone(), result
 
     def tokens(
-        self, what: str, kept: Tensor, steps: int, first: int, **options: Any
+        self, label: str, kept: Tensor, steps: int, first: int, **options: Any
     ) -> Iterator[Tensor]:
-        """Tokens [B, n] of each step; of the first what the contract, of step 0 what seeds promise.
+        """Yield the tokens [B, n] of each step.
 
-        kept: the logits [B, V] with biases, and -inf of forbidden tokens.
+        The first step is compared with the noise contract, and step 0 with the same requests in
+        other rows.
+
+        Args:
+            label: beginning of messages.
+            kept: logits [B, V] with biases, and -inf for forbidden tokens.
         """
         for step in range(steps):
             tokens, result = self.call(first + step, **options)
             if step == 0:
-                self._require_contract(what, kept, tokens, first)
+                self._require_contract(label, kept, tokens, first)
                 if first == 0:
-                    self._require_moved(what, tokens, **options)
+                    self._require_row_independence(label, tokens, **options)
             if options.get("return_logprob"):
                 self._require_logprob(kept, tokens, result)
             yield tokens
 
-    def _require_contract(self, what: str, kept: Tensor, tokens: Tensor, step: int) -> None:
-        for number in range(self.n if self.able.noise else 0):
-            counters, form = (self.seed, self.offset + step), self.able.noise or ""
+    def _require_contract(self, label: str, kept: Tensor, tokens: Tensor, step: int) -> None:
+        for number in range(self.n if self.caps.noise else 0):
+            counters, form = (self.seed, self.offset + step), self.caps.noise or ""
             expected = reference.expect(kept, *counters, self.T, form, sample=number)
-            require_accepted(expected, tokens[:, number], f"{what}: sample {number}, ")
+            require_accepted(expected, tokens[:, number], f"{label}: sample {number}, ")
 
-    def _require_moved(self, what: str, tokens: Tensor, **options: Any) -> None:
-        """A request's tokens of step 0 are its own in any row of the batch."""
-        if self.able.per_request_seed:
+    def _require_row_independence(self, label: str, tokens: Tensor, **options: Any) -> None:
+        """Raise VerificationFailed if a request's tokens of step 0 depend on its row."""
+        if self.caps.per_request_seed:
             order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(2))
             order = order.to(tokens.device)
-            moved, _ = self.call(0, order, **options)
-            wrong = (moved != tokens[order]).any(1)
+            permuted, _ = self.call(0, order, **options)
+            wrong = (permuted != tokens[order]).any(1)
             if wrong.any():
                 row = int(wrong.nonzero()[0])
                 drawn = tokens[order[row]].tolist()
                 raise VerificationFailed(
-                    f"{what}: the request of row {int(order[row])} drew {drawn}; in row {row}, "
-                    f"with the same seed, {moved[row].tolist()}"
+                    f"{label}: the request of row {int(order[row])} drew {drawn}; in row {row}, "
+                    f"with the same seed, {permuted[row].tolist()}"
                 )
 
     def _require_logprob(self, kept: Tensor, tokens: Tensor, result: Any) -> None:
-        found = getattr(result, "logprob", None)
-        if found is None or found.shape != result.tokens.shape:
-            raise VerificationFailed("gave no log-probability for each token")
+        logprob = getattr(result, "logprob", None)
+        if logprob is None or logprob.shape != result.tokens.shape:
+            raise VerificationFailed("returned no log-probability for each token")
         logp = (kept.double() * reference.inverse_temperature(self.T, kept.device)).log_softmax(1)
-        wanted = logp.gather(1, tokens.clamp(0, kept.shape[1] - 1))
-        error = ((found.view_as(wanted) - wanted).abs() / (1 + wanted.abs())).nan_to_num(torch.inf)
+        expected = logp.gather(1, tokens.clamp(0, kept.shape[1] - 1))
+        error = (logprob.view_as(expected) - expected).abs() / (1 + expected.abs())
+        error = error.nan_to_num(torch.inf)
         if (worst := float(error.max())) > _LOGPROB_ERROR:
             raise VerificationFailed(f"log-probabilities are off by {worst:.2g} (of 1 + |log p|)")
 
-    def counted(self, what: str, kept: Tensor, tokens: Tensor, rows: Tensor) -> list[Counted]:
-        """Counts of tokens [steps, B, n] by temperature, of `rows` [B], which have one law."""
+    def histograms(self, label: str, kept: Tensor, tokens: Tensor, rows: Tensor) -> list[Histogram]:
+        """Return a histogram of tokens [steps, B, n] for each temperature.
+
+        rows: bool [B], the rows that are counted; they have the same logits.
+        """
         first = int(rows.nonzero()[0])
-        found = []
-        for number, T in enumerate(self.values):
-            mine = tokens[:, rows & (self.turn == number)].flatten()
+        histograms = []
+        for number, T in enumerate(self.temperatures):
             if T:
-                counts = torch.bincount(mine, minlength=kept.shape[1])
-                law = torch.softmax(kept[first].double() / T, 0)
-                found.append((f"{what}rows of T = {T:g}", counts, law))
-        return found
+                drawn = tokens[:, rows & (self.temperature_index == number)].flatten()
+                counts = torch.bincount(drawn, minlength=kept.shape[1])
+                p = torch.softmax(kept[first].double() / T, 0)
+                histograms.append((f"{label}rows of T = {T:g}", counts, p))
+        return histograms
 
-    def require_greedy(self, what: str, kept: Tensor, tokens: Tensor) -> None:
-        """Tokens [steps, B, n] of rows of T = 0 have the largest logit; of equal ones the first."""
-        rows = self.turn == len(self.values) - 1
-        if not (self.able.greedy_rows and rows.any()):
+    def require_greedy(self, label: str, kept: Tensor, tokens: Tensor) -> None:
+        """Raise VerificationFailed unless tokens [steps, B, n] of rows of T = 0 are greedy."""
+        rows = self.temperature_index == len(self.temperatures) - 1
+        if not (self.caps.greedy_rows and rows.any()):
             return
-        fits = greedy_fits(kept[rows], tokens[:, rows].permute(1, 0, 2).flatten(1), self.able.noise)
-        if not fits.all():
-            row = int(rows.nonzero()[int((~fits).any(1).nonzero()[0])])
-            raise VerificationFailed(f"{what}a row of T = 0 is not greedy: greedy row {row}")
+        drawn = tokens[:, rows].permute(1, 0, 2).flatten(1)
+        correct = is_greedy(kept[rows], drawn, self.caps.noise)
+        if not correct.all():
+            row = int(rows.nonzero()[int((~correct).any(1).nonzero()[0])])
+            raise VerificationFailed(f"{label}a row of T = 0 is not greedy: greedy row {row}")
 
 
-def greedy_fits(logits: Tensor, tokens: Tensor, noise: str | None) -> Tensor:
-    """Which of tokens [B, n] are the largest of logits [B, V], and with noise of the contract the
-    first of equal ones: bool [B, n]. A row without a finite logit gives -1."""
+def is_greedy(logits: Tensor, tokens: Tensor, noise: str | None) -> Tensor:
+    """Return whether each of tokens [B, n] has the largest of logits [B, V]: bool [B, n].
+
+    With noise of the contract it must be the first of equal tokens. The token of a row without a
+    finite logit is -1.
+    """
     largest = logits.amax(1, keepdim=True)
     V = logits.shape[1]
     inside = tokens.clamp(0, V - 1)
     if noise is None:
-        fits = (logits.gather(1, inside) == largest) & (tokens == inside)
+        correct = (logits.gather(1, inside) == largest) & (tokens == inside)
     else:
-        place = torch.arange(V, device=logits.device).expand_as(logits)
-        fits = tokens == place.masked_fill(logits != largest, V).amin(1, keepdim=True)
-    return torch.where(largest == -torch.inf, tokens == -1, fits)
+        index = torch.arange(V, device=logits.device).expand_as(logits)
+        correct = tokens == index.masked_fill(logits != largest, V).amin(1, keepdim=True)
+    return torch.where(largest == -torch.inf, tokens == -1, correct)
 
 
 def check_call(subject: Subject) -> Check:
-    """Check everything claimed at once: T, seed and offset of each row, samples, log-probabilities.
+    """Check all options of a call at once: T, seed and offset by row, samples, log-probabilities.
 
-    Of the rows of each T a G-test; rows of T = 0 are greedy. No two requests of one T share their
-    noise, whose seeds or offsets are neighbors or differ in one bit; a request's token is its own
-    in any row. The first tokens are the oracle's, under the noise contract, and every
+    The tokens of each T pass a G-test; rows of T = 0 are greedy. No two requests of one T share
+    noise, also if their seeds or offsets are neighbors or differ in one bit. A request's tokens do
+    not depend on its row. With noise of the contract the first tokens are the oracle's. Each
     log-probability is that of its token.
     """
-    able = subject.able
+    caps = subject.caps
     base = min(subject.setting.second_temperature, 1e3)
     row = base * 2 * torch.randn(1, _VOCABULARY, generator=torch.Generator().manual_seed(40))
-    calls = _Calls(subject, _ROWS, row)
-    options = {"return_logprob": True} if able.logprob else {}
-    drawn = calls.tokens("call", calls.logits, subject.effort.call_steps, 0, **options)
-    tokens = torch.stack(list(drawn))
+    calls = _RequestCalls(subject, _ROWS, row)
+    options = {"return_logprob": True} if caps.logprob else {}
+    steps = calls.tokens("call", calls.logits, subject.effort.call_steps, 0, **options)
+    tokens = torch.stack(list(steps))
     require_inside(tokens, _VOCABULARY)
     calls.require_greedy("", calls.logits, tokens)
     rows = torch.ones(_ROWS, dtype=torch.bool, device=tokens.device)
-    fit = all_fit("call", calls.counted("", calls.logits, tokens, rows), able.known_deviation)
-    most: list[Alike] = []
-    for number, T in enumerate(calls.values if able.per_request_seed else ()):
-        mine = (calls.turn == number).nonzero()[:, 0]
-        if T and len(mine) > 1:
-            law = torch.softmax(calls.logits[0].double() / T, 0)
-            streams = tokens[:, mine].permute(1, 0, 2).flatten(1)
-            most.append(alike("the requests of rows", law, able, streams, mine.tolist()))
-    shared, p_value = min(most, key=lambda each: each[1], default=("", 1.0))
-    p_value = min(1.0, len(most) * p_value)
+    fit = all_fit("call", calls.histograms("", calls.logits, tokens, rows), caps.known_deviation)
+    agreements: list[Agreement] = []
+    for number, T in enumerate(calls.temperatures if caps.per_request_seed else ()):
+        rows_of_T = (calls.temperature_index == number).nonzero()[:, 0]
+        if T and len(rows_of_T) > 1:
+            p = torch.softmax(calls.logits[0].double() / T, 0)
+            streams = tokens[:, rows_of_T].permute(1, 0, 2).flatten(1)
+            names = rows_of_T.tolist()
+            agreements.append(closest_streams("the requests of rows", p, caps, streams, names))
+    closest, p_value = min(agreements, key=lambda agreement: agreement[1], default=("", 1.0))
+    p_value = min(1.0, len(agreements) * p_value)
     if fit.passed and p_value <= ALPHA:
-        return replace(fit, passed=False, detail=shared, p_value=p_value, statistic=None)
+        return replace(fit, passed=False, detail=closest, p_value=p_value, statistic=None)
     return replace(fit, draws=tokens.numel())
 
 
 def check_masks(subject: Subject) -> Check:
-    """Masks, biases and greedy rows, as far as they are claimed, row by row.
+    """Check masks, biases and greedy rows, if the sampler has them.
 
-    Half of the vocabulary is forbidden, and biases of the rest are finite: no forbidden token, and
-    a G-test of the others by temperature. One row has a single token left; one, under the noise
-    contract, has none: token -1. In a large vocabulary each row has three tokens left.
+    Half of the vocabulary is forbidden; the other tokens have finite biases. No forbidden token may
+    be drawn, and the tokens of each temperature pass a G-test. In one row a single token is
+    allowed. In another, under the noise contract, none is: its token is -1. In a large vocabulary
+    three tokens of each row are allowed.
     """
-    able, device = subject.able, subject.setting.device
+    caps, device = subject.caps, subject.setting.device
     (B, V), T = subject.effort.filtered, min(subject.setting.second_temperature, 1e3)
     generator = torch.Generator().manual_seed(23)
-    calls = _Calls(subject, B, T * (2 * torch.randn(1, V, generator=generator) - 8))
+    calls = _RequestCalls(subject, B, T * (2 * torch.randn(1, V, generator=generator) - 8))
     allowed = (torch.rand(1, V, generator=generator) < 0.5).repeat(B, 1)
     allowed[:, 0] = True
     allowed[2] = torch.arange(V) == V - 1
-    if able.noise is not None:
+    if caps.noise is not None:
         allowed[4] = False
     allowed = allowed.to(device)
     bias = (T * torch.randint(-4, 5, (V,), generator=generator) / 2).to(device)
-    common = torch.ones(B, dtype=torch.bool, device=device)
-    common[[2, 4]] = False
-    found: list[Counted] = []
+    typical_rows = torch.ones(B, dtype=torch.bool, device=device)
+    typical_rows[[2, 4]] = False
+    histograms: list[Histogram] = []
     for number, (name, option, kept) in enumerate(_filters(calls, allowed, bias)):
         steps = calls.tokens(name, kept, subject.effort.filter_steps, 100 * number, **option)
-        # Looked at together: a look at each step would make the host wait for the GPU.
+        # Checked together: a check of each step would make the host wait for the GPU.
         tokens = torch.stack(list(steps))
         _require_allowed(name, kept, tokens.permute(1, 0, 2).flatten(1))
         calls.require_greedy(f"{name}: ", kept, tokens)
-        found += calls.counted(f"{name}: ", kept, tokens, common)
+        histograms += calls.histograms(f"{name}: ", kept, tokens, typical_rows)
     _check_large(subject)
-    return all_fit("masks", found, able.known_deviation)
+    return all_fit("masks", histograms, caps.known_deviation)
 
 
 def _filters(
-    calls: _Calls, allowed: Tensor, bias: Tensor
+    calls: _RequestCalls, allowed: Tensor, bias: Tensor
 ) -> Iterator[tuple[str, dict[str, Tensor], Tensor]]:
-    """(name, options of the call, logits that are left [B, V]) of what is claimed."""
+    """Yield (name, options of the call, resulting logits [B, V]) of masks and biases."""
     logits, forbidden = calls.logits, ~allowed
-    if calls.able.mask:
+    if calls.caps.mask:
         kept = logits.masked_fill(forbidden, -torch.inf)
         yield "mask", {"mask": allowed}, kept
         yield "packed mask", {"mask": packed(allowed)}, kept
-    if calls.able.bias:
-        own = bias.expand_as(logits).masked_fill(forbidden, -torch.inf)
-        yield "bias", {"bias": own}, logits + own
-        yield "bias of all rows", {"bias": own[0].contiguous()}, logits + own[0]
+    if calls.caps.bias:
+        row_bias = bias.expand_as(logits).masked_fill(forbidden, -torch.inf)
+        yield "bias", {"bias": row_bias}, logits + row_bias
+        yield "bias of all rows", {"bias": row_bias[0].contiguous()}, logits + row_bias[0]
 
 
 def _require_allowed(name: str, kept: Tensor, tokens: Tensor) -> None:
-    """Raise VerificationFailed unless tokens [B, n] have a logit left; -1 in a row without any."""
+    """Raise VerificationFailed if one of tokens [B, n] is forbidden.
+
+    The token of a row whose tokens are all forbidden is -1.
+    """
     inside = tokens.clamp(0, kept.shape[1] - 1)
-    fits = (tokens == inside) & (kept.gather(1, inside) > -torch.inf)
-    fits = torch.where((kept == -torch.inf).all(1, keepdim=True), tokens == -1, fits)
-    if not fits.all():
-        row, at = (~fits).nonzero()[0].tolist()
-        raise VerificationFailed(f"{name}: row {row} must not give token {int(tokens[row, at])}")
+    allowed = (tokens == inside) & (kept.gather(1, inside) > -torch.inf)
+    allowed = torch.where((kept == -torch.inf).all(1, keepdim=True), tokens == -1, allowed)
+    if not allowed.all():
+        row, sample = (~allowed).nonzero()[0].tolist()
+        raise VerificationFailed(
+            f"{name}: row {row} must not return token {int(tokens[row, sample])}"
+        )
 
 
 def _check_large(subject: Subject) -> None:
-    """In a vocabulary of a model, rows with a few tokens left in a part of it give one of these."""
+    """Raise VerificationFailed if masks and biases fail in the vocabulary of a model.
+
+    Each row has a few allowed tokens in one part of the vocabulary.
+    """
     B, V = _MASK_ROWS, max(subject.effort.vocabulary, subject.effort.filtered[1])
-    calls = _Calls(subject, B, torch.zeros(1, V))
+    calls = _RequestCalls(subject, B, torch.zeros(1, V))
     generator = torch.Generator().manual_seed(29)
-    first = torch.arange(B)[:, None] * V // B
-    few = first + (torch.rand(B, _MASK_PARTS, generator=generator) * math.ceil(V / B)).long()
-    allowed = torch.zeros(B, V, dtype=torch.bool).scatter(1, few.clamp_max(V - 1), True)
+    first_allowed = torch.arange(B)[:, None] * V // B
+    step = torch.rand(B, _MASK_TOKENS, generator=generator) * math.ceil(V / B)
+    tokens = (first_allowed + step.long()).clamp_max(V - 1)
+    allowed = torch.zeros(B, V, dtype=torch.bool).scatter(1, tokens, True)
     allowed = allowed.to(calls.logits.device)
     filters = _filters(calls, allowed, torch.zeros(V, device=allowed.device))
     for name, option, kept in islice(filters, 3):
-        for tokens in calls.tokens(f"{name} of {V} tokens", kept, 1, 1, **option):
-            _require_allowed(f"{name} of {V} tokens", kept, tokens)
+        for drawn in calls.tokens(f"{name} of {V} tokens", kept, 1, 1, **option):
+            _require_allowed(f"{name} of {V} tokens", kept, drawn)
 
 
 def packed(mask: Tensor) -> Tensor:
-    """The int32 form of a bool mask [B, V]: token v in bit v % 32 of word v // 32."""
+    """Return a bool mask [B, V] as int32: token v is bit v % 32 of word v // 32."""
     padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % 32))
     bits = padded.unflatten(1, (-1, 32)).long()
     return (bits << torch.arange(32, device=mask.device)).sum(2).to(torch.int32)

@@ -15,20 +15,25 @@ SHAPES: Shapes = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
 class Effort:
     """Amount of work of each check.
 
-    vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
-        at least 256 launches. block_draws: of `blocks`.
-    seeds, seed_draws: of `fit of seeds`, draws each.
-    variation_draws: of `variation`, by what a draw costs (`cost`). 25 million bound the total
-        variation by 0.002.
-    gaps, tail_tokens: of `tail`, random numbers spent on each gap.
-    joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
-    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `masks`, launches of each
-        filter. codes: of `noise map`. maxima: rows of `maximum`.
-    truncated_draws: of each law of `truncation`, and of `truncated draws`.
-    request_draws, request_launches: of each of `requests`, at most. request_sizes: its batches.
-    shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
-    any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
-        compile for each.
+    vocabulary: V of the large problem.
+    fit_draws: draws of `fit`, `rows` and `steps`; at least 256 launches.
+    block_draws: draws of `blocks`.
+    seeds, seed_draws: seeds of `fit of seeds`, and draws of each.
+    variation_draws: draws of `variation` by cost class (`distribution.cost`). 25 million draws
+        bound the total variation by 0.002.
+    gaps, tail_tokens: gaps of `tail`, and random numbers for each.
+    joint_steps, other_steps: launches of 256 equal rows with the first seed, and with each other.
+    call_steps: launches of `call`.
+    filtered, filter_steps: (B, V) of `masks`, and launches for each filter.
+    truncated_draws: draws from each distribution of `truncation`; draws of `truncated draws`.
+    request_draws, request_launches: most draws and launches for each request of `requests`.
+    request_sizes: batch sizes of `requests`.
+    codes: random words of `noise map`.
+    maxima: rows of `maximum` by form of noise.
+    shapes: (B, V) of `oracle`, `greedy` and `edges`.
+    sizes: batch sizes of `invariance`.
+    any_shapes, any_sizes: the same for samplers with other noise than the contract's, which may
+        take seconds to compile for each.
     """
 
     vocabulary: int
@@ -62,16 +67,16 @@ def _draws(group: int, token: int, chunks: int) -> dict[str, int]:
 
 _B = (1, 3, 16, 17, 64, 65, 256, 300)
 _V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
-_FEW = tuple(zip(_B, reversed(_V), strict=True))
-_ALL = tuple((B, V) for B in _B for V in _V)
-_GAPS, _BATCHES, _SOME = (16, 18, 20), (1, 17, 64, 129, 256), (1, 2, 16, 17, 65, 257)
-_FEWER = (1, 17, 129)
-_ODD = ((1, 1000), (3, 1), (16, 129), (17, 2))
-_MANY = (1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257)
+_PAIRED_SHAPES = tuple(zip(_B, reversed(_V), strict=True))
+_ALL_SHAPES = tuple((B, V) for B in _B for V in _V)
+_ODD_SHAPES = ((1, 1000), (3, 1), (16, 129), (17, 2))
+_SIZES_3, _SIZES_5, _SIZES_6 = (1, 17, 129), (1, 17, 64, 129, 256), (1, 2, 16, 17, 65, 257)
+_SIZES_13 = (1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257)
+_GAPS = (16, 18, 20)
 
 _TABLE: dict[str, tuple[Any, ...]] = {
-    # on a CPU: ci, full; on a GPU: ci, full. 9001 has a part of a tile at its end, and more than
-    # one chunk of the online samplers.
+    # Columns: ci and full on a CPU, ci and full on a GPU. 9001 ends in a partial tile, and has more
+    # than one chunk of the online samplers.
     "vocabulary": (9001, 151_936, 151_936, 151_936),
     "fit_draws": (300 * 264, 2**20, 2**20, 2**20),
     "block_draws": (2**15, 2**25, 2**25, 2**27),
@@ -97,10 +102,14 @@ _TABLE: dict[str, tuple[Any, ...]] = {
         {"token": 2**token, "group": 2**group}
         for token, group in ((9, 12), (10, 14), (11, 14), (14, 16))
     ),
-    "shapes": ((*SHAPES, (64, 128), (300, 2)), (*SHAPES, *_FEW), (*SHAPES, *_FEW), _ALL),
-    "sizes": (_SOME, _MANY, _SOME, tuple(range(1, 258))),
-    "any_shapes": (_ODD, _FEW, _ODD, _FEW),
-    "any_sizes": (_FEWER, _BATCHES, _FEWER, _BATCHES),
+    "shapes": (
+        (*SHAPES, (64, 128), (300, 2)),
+        *[(*SHAPES, *_PAIRED_SHAPES)] * 2,
+        _ALL_SHAPES,
+    ),
+    "sizes": (_SIZES_6, _SIZES_13, _SIZES_6, tuple(range(1, 258))),
+    "any_shapes": (_ODD_SHAPES, _PAIRED_SHAPES) * 2,
+    "any_sizes": (_SIZES_3, _SIZES_5) * 2,
 }
 EFFORTS = {
     (tier, device): Effort(**{name: row[2 * (device == "cuda") + (tier == "full")]

@@ -1,7 +1,7 @@
-"""The noise of the contract: its generator, its counters, its map to Gumbel, its largest value.
+"""Checks of the noise contract: generator, counters, map from bits to Gumbel, largest noise.
 
-What holds for the reference holds for a sampler whose tokens are the reference's (`oracle`). Only
-the fp32 map is asked of the sampler's own device code, where it offers it (Provider.noise_map).
+The checks test the reference, whose tokens a sampler must return (`oracle`). Only the fp32 map is
+tested in the sampler's device code, if the sampler offers it (Provider.noise_map).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import scalar
 from fsbench.verify.subject import Subject
 
-# Random123's kat_vectors, philox4x32 of 10 rounds: counter, key, result.
+# Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = (
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((MASK32,) * 4, (MASK32,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -33,25 +33,24 @@ KNOWN_ANSWERS = (
     ),
 )
 
-_MAP_ULP = 4  # of the exponential; docs/design/noise.md derives it
+_MAP_ULP = 4  # allowed error of the exponential; docs/design/noise.md derives it
 _CODES_AT_ONCE = 2**24
 _MAXIMA_AT_ONCE = 2**22  # Gumbels
 
 
 def check_philox(subject: Subject) -> Check:
-    """Philox gives the published vectors, and no two kinds of noise share a block.
+    """Check Philox against published vectors, and that all counters of the contract differ.
 
-    For one key Philox maps counters to blocks one to one. So if the blocks of a full enumeration
-    (words and groups, rows, steps, samples, the last sample included) all differ, so do the
-    counters.
+    For one key Philox is a bijection from counters to blocks. Counters of words, groups, rows,
+    steps and samples therefore differ if their blocks do.
     """
     device = subject.setting.device
     for counter, key, expected in KNOWN_ANSWERS:
         c0, c1, c2, c3 = (torch.tensor([word], device=device) for word in counter)
         k0, k1 = (torch.tensor([word], device=device) for word in key)
-        given = tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
-        if given != expected:
-            raise VerificationFailed(f"counter {counter}: expected {expected}; got {given}")
+        words = tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
+        if words != expected:
+            raise VerificationFailed(f"counter {counter}: expected {expected}; got {words}")
     rows, index = torch.arange(5, device=device), torch.arange(40, device=device)
     blocks = [
         torch.stack(random_words(index, rows, scalar(step, device), stream, scalar(5, device)), -1)
@@ -59,40 +58,40 @@ def check_philox(subject: Subject) -> Check:
         for sample in (0, 1, 2, 2**16 - 1)
         for stream in (sample, GROUP_STREAM + sample)
     ]
-    found = torch.cat([block.flatten(0, -2) for block in blocks])
-    distinct = len(found.unique(dim=0))
-    told = f"3 known answers; {distinct} of {len(found)} counters have a block of their own"
-    return Check("philox", distinct == len(found), told, len(found))
+    all_blocks = torch.cat([block.flatten(0, -2) for block in blocks])
+    distinct = len(all_blocks.unique(dim=0))
+    detail = f"3 known answers; {distinct} distinct blocks of {len(all_blocks)} counters"
+    return Check("philox", distinct == len(all_blocks), detail, len(all_blocks))
 
 
 def check_noise_map(subject: Subject) -> Check:
-    """The device code's map from 32 bits to exponential and Gumbel: finite, monotone, accurate.
+    """Check that the device code's map from 32 bits to Exp(1) and Gumbel is monotone and accurate.
 
-    2^32 codes are every one, in order. Fewer are both ends, the middle, and a part of every octave.
+    With fewer than 2^32 codes, both ends, the middle, and a part of each octave are tested.
     """
     noise_map, codes, device = (
         subject.provider.noise_map, subject.effort.codes, subject.setting.device
     )  # fmt: skip
     assert noise_map is not None
-    seen, worst_ulp, worst_gumbel = 0, 0.0, 0.0
-    last: tuple[Tensor, Tensor] | None = None
-    every = codes >= 2**32
-    for bits in _every_code(device) if every else [_some_codes(codes).to(device)]:
+    num_codes, worst_ulp, worst_gumbel = 0, 0.0, 0.0
+    previous: tuple[Tensor, Tensor] | None = None
+    is_exhaustive = codes >= 2**32
+    for bits in _every_code(device) if is_exhaustive else [_sample_codes(codes).to(device)]:
         exponential, gumbel = noise_map(bits)
         if not bool(torch.isfinite(exponential).all() and torch.isfinite(gumbel).all()):
-            at = int(bits[~(torch.isfinite(exponential) & torch.isfinite(gumbel))][0])
-            raise VerificationFailed(f"code {at}: not finite")
-        if last is not None:
+            index = int(bits[~(torch.isfinite(exponential) & torch.isfinite(gumbel))][0])
+            raise VerificationFailed(f"code {index}: not finite")
+        if previous is not None:
             exponential, gumbel = (
                 torch.cat([before, now])
-                for before, now in zip(last, (exponential, gumbel), strict=True)
+                for before, now in zip(previous, (exponential, gumbel), strict=True)
             )
         falls = exponential[1:] < exponential[:-1]
         rises = gumbel[1:] > gumbel[:-1]
         if bool(falls.any() or rises.any()):
-            at = int((falls | rises).nonzero()[0])
-            raise VerificationFailed(f"not monotone after {seen + at} codes")
-        last = exponential[-1:], gumbel[-1:]
+            index = int((falls | rises).nonzero()[0])
+            raise VerificationFailed(f"not monotone after {num_codes + index} codes")
+        previous = exponential[-1:], gumbel[-1:]
         n = len(bits)
         exact = reference.exponential(bits)
         ulp = torch.exp2(torch.frexp(exact).exponent.double() - 24)
@@ -100,13 +99,13 @@ def check_noise_map(subject: Subject) -> Check:
         worst_ulp = max(worst_ulp, float(error.max()))
         error = (gumbel[-n:].double() - reference.gumbel(bits)).abs()
         worst_gumbel = max(worst_gumbel, float(error.max()))
-        seen += n
-    told = (
-        f"{'every code' if every else f'{seen} codes'}: finite, monotone; the exponential "
-        f"within {worst_ulp:.2f} ulp, the Gumbel within {worst_gumbel:.2g}"
+        num_codes += n
+    detail = (
+        f"{'every code' if is_exhaustive else f'{num_codes} codes'}: finite, monotone; the "
+        f"exponential within {worst_ulp:.2f} ulp, the Gumbel within {worst_gumbel:.2g}"
     )
     passed = worst_ulp <= _MAP_ULP and worst_gumbel <= reference.GUMBEL_ERROR
-    return Check("noise map", passed, told, seen)
+    return Check("noise map", passed, detail, num_codes)
 
 
 def _every_code(device: str) -> Iterator[Tensor]:
@@ -114,9 +113,9 @@ def _every_code(device: str) -> Iterator[Tensor]:
         yield torch.arange(first, first + _CODES_AT_ONCE, device=device)
 
 
-def _some_codes(wanted: int) -> Tensor:
-    """About `wanted` codes in order: both ends and the middle whole, the rest spread by octave."""
-    part = wanted // 4
+def _sample_codes(n: int) -> Tensor:
+    """Return about n codes in order: both ends, the middle, and codes spread by octave."""
+    part = n // 4
     near = torch.arange(part)
     spread = torch.from_numpy(np.exp2(np.linspace(0, 32, part)).astype(np.int64))
     parts = [near, 2**31 - part // 2 + near, 2**32 - part + near, spread, 2**32 - 1 - spread]
@@ -124,39 +123,38 @@ def _some_codes(wanted: int) -> Tensor:
 
 
 def check_maximum(subject: Subject) -> Check:
-    """The largest score of flat logits, less log Z, is Gumbel(0, 1): of the reference's noise.
+    """Run a Kolmogorov-Smirnov test of the reference's largest score of equal logits, minus log Z.
 
-    No kernel returns its largest score; but its tokens are the reference's. The test is that of
-    Kolmogorov and Smirnov. Noise that ends at a cap c is off by 1 - exp(-V e^-c).
+    It is Gumbel(0, 1). Noise with an upper bound c is off by 1 - exp(-V e^-c).
     """
-    noise, V = subject.able.noise or "token", subject.effort.vocabulary
+    noise, V = subject.caps.noise or "token", subject.effort.vocabulary
     rows = subject.effort.maxima[noise]
     largest = torch.cat(list(_maxima(subject.setting.device, noise, V, rows))).cpu().numpy()
     if not np.isfinite(largest).all():
         raise VerificationFailed("maximum: not finite")
     test = kstest(largest, gumbel_r.cdf)
     p_value = float(test.pvalue)
-    # Dvoretzky, Kiefer, Wolfowitz, Massart: the critical distance, and what chance may hide of it.
+    # Dvoretzky-Kiefer-Wolfowitz-Massart: the critical distance, and a margin for chance.
     n = len(largest)
-    found = math.sqrt(math.log(2 / ALPHA) / (2 * n)) + math.sqrt(math.log(1 / 0.1) / (2 * n))
-    told = f"of the reference's {noise} noise, V={V}: Kolmogorov-Smirnov {test.statistic:.4f}"
-    detects = f"a distance of {found:.4f} from Gumbel(0, 1)"
+    detected = math.sqrt(math.log(2 / ALPHA) / (2 * n)) + math.sqrt(math.log(1 / 0.1) / (2 * n))
+    detail = f"of the reference's {noise} noise, V={V}: Kolmogorov-Smirnov {test.statistic:.4f}"
+    detects = f"a distance of {detected:.4f} from Gumbel(0, 1)"
     statistic = float(test.statistic)
-    return Check("maximum", p_value > ALPHA, told, n, statistic, p_value, detects=detects)
+    return Check("maximum", p_value > ALPHA, detail, n, statistic, p_value, detects=detects)
 
 
 def _maxima(device: str, noise: str, V: int, rows: int) -> Iterator[Tensor]:
-    """Largest score of a row of V zeros less log V, for rows 0, 1, .. of one step."""
+    """Yield the largest score of V equal logits, minus log V, for rows 0, 1, .. of one step."""
     seed, offset = scalar(29, device), scalar(3, device)
-    # Of a group with n tokens the largest has the law of log n + g.
+    # The largest noise in a group of n tokens has the distribution of log n + g.
     sizes = torch.bincount(reference.group_and_member(torch.arange(V))[0])
     log_sizes = sizes.double().log().to(device)  # -inf for the groups beyond V in the last block
-    each = V if noise == "token" else -(-V // GROUP_BLOCK) * 4
-    at_once = max(1, _MAXIMA_AT_ONCE // each)
+    row_size = V if noise == "token" else -(-V // GROUP_BLOCK) * 4
+    at_once = max(1, _MAXIMA_AT_ONCE // row_size)
     for first in range(0, rows, at_once):
-        mine = torch.arange(first, min(first + at_once, rows), device=device)
+        batch = torch.arange(first, min(first + at_once, rows), device=device)
         if noise == "token":
-            g = reference.token_noise(V, seed, offset, mine)
+            g = reference.token_noise(V, seed, offset, batch)
         else:
-            g = reference.group_noise(V, seed, offset, mine)[0][:, : len(log_sizes)] + log_sizes
+            g = reference.group_noise(V, seed, offset, batch)[0][:, : len(log_sizes)] + log_sizes
         yield g.amax(1) - math.log(V)

@@ -1,6 +1,6 @@
-"""Token by token: what a sampler returns against what the reference says it must return.
+"""Comparison of tokens with those of the reference.
 
-Here are the checks of samplers with noise of the contract, and the one of every launch that is
+These are the checks of samplers with noise of the contract, and the check of each launch that is
 about to be timed.
 """
 
@@ -25,68 +25,85 @@ from fsbench.verify.statistics import surprisal_p_value
 from fsbench.verify.subject import Subject
 
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
-"""Most steps of `check_on_problem`: a step on a CPU can take a good part of a second."""
+"""Largest number of steps of `check_on_problem`; a step on a CPU may take most of a second."""
 
 _QUANTIZED = {"cuda": (4096, 32_768, (1, 16, 64, 256), 64), "cpu": (64, 300, (1, 17), 2)}
 """D, V, batches and steps of `check_quantized`, by device."""
 
 
-Asked = tuple[int, Problem, Sequence[tuple[int, int]]]
-"""(number of its logits, problem, (seed, step) of its launches)."""
+OracleCase = tuple[int, Problem, Sequence[tuple[int, int]]]
+"""(seed of the logits, problem, (seed, step) of each launch)."""
 
 
 def pathwise_problems(subject: Subject, temperature: float) -> list[tuple[int, Problem]]:
-    """The problems of the subject's shapes that it supports, numbered; at least one."""
+    """Return the numbered problems of the subject's shapes that it supports; at least one."""
     problems = [
         (number, subject.setting.problem(B, V, temperature))
         for number, (B, V) in enumerate(subject.shapes)
     ]
-    able = [item for item in problems if not subject.provider.unsupported_reason(item[1])]
-    if not able:
+    supported = [item for item in problems if not subject.provider.unsupported_reason(item[1])]
+    if not supported:
         require_support(subject.provider, problems[-1][1])
-    return able
+    return supported
 
 
 def check_oracle(subject: Subject) -> Check:
-    """The token is the one fsbench.reference gives for the same logits, row by row.
+    """Check that each row's token is that of fsbench.reference for the same logits.
 
-    At the second temperature, if there is one, for the last seed only.
+    The second temperature, if there is one, is checked for the last seed only.
     """
-    setting, asked = subject.setting, []
+    setting, cases = subject.setting, []
     for T in dict.fromkeys((setting.temperature, setting.second or setting.temperature)):
         for number, problem in pathwise_problems(subject, T):
             counters = [(0, 0), (-(2**63) + number, 7), (0x0123456789ABCDEF, 2**32 - 1)]
-            asked.append((number, problem, counters if setting.temperature == T else counters[2:]))
-    return compared("oracle", subject.provider, asked)
+            cases.append((number, problem, counters if setting.temperature == T else counters[2:]))
+    return compare_with_oracle("oracle", subject.provider, cases)
 
 
-def compared(name: str, provider: Provider, asked: Iterable[Asked]) -> Check:
-    """The check that all tokens are the oracle's; VerificationFailed names the first wrong one."""
+def compare_with_oracle(name: str, provider: Provider, cases: Iterable[OracleCase]) -> Check:
+    """Check that all tokens are the oracle's.
+
+    Raises:
+        VerificationFailed: a token is not; the message names the first one.
+    """
     rows = ties = 0
-    for number, problem, counters in asked:
+    for number, problem, counters in cases:
         hidden, weight, logits = exact_head(problem, random_logits(problem, number))
         logits, error = penalized(problem, logits)
         kept = truncation(problem, provider.capabilities, logits, error)
         launch = provider.build(problem, weight)
         for seed, step in counters:
             tokens = launched_tokens(launch, hidden, seed, step)
-            expected = reference.expect(
-                logits,
-                torch.tensor([seed]),
-                torch.tensor([step]),
-                problem.temperature,
-                noise_of(problem, provider.capabilities),
-                logits_error=error,
-                truncation=kept,
-            )
+            expected = _expect(problem, provider.capabilities, logits, seed, step, error, kept)
             require_accepted(expected, tokens, f"{problem} seed={seed} step={step} ")
             rows += problem.B
             ties += int((tokens != expected.tokens).sum())
     return Check(name, True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
 
 
+def _expect(
+    problem: Problem,
+    caps: Capabilities,
+    logits: Tensor,
+    seed: int,
+    step: int,
+    error: float,
+    kept: Truncation | None = None,
+) -> reference.Expected:
+    """Return the oracle's tokens; error: see `reference.expect`, logits_error."""
+    return reference.expect(
+        logits,
+        torch.tensor([seed]),
+        torch.tensor([step]),
+        problem.temperature,
+        noise_of(problem, caps),
+        logits_error=error,
+        truncation=kept,
+    )
+
+
 def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = "") -> None:
-    """Raise VerificationFailed for the first of tokens [B] that is not accepted."""
+    """Raise VerificationFailed for the first of tokens [B] that the oracle does not accept."""
     wrong = ~expected.accepts(tokens)
     if wrong.any():
         row = int(wrong.nonzero()[0])
@@ -97,13 +114,13 @@ def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = 
 
 
 def check_quantized(subject: Subject) -> Check:
-    """Of a quantized head, rows of a real matmul: the oracle's tokens for the head's numbers.
+    """Check tokens of a quantized head, on rows of a real matmul, against the oracle.
 
-    Beside them the tokens that the sampler draws from a weight of these numbers are counted that
-    are others: sums in another order may give some, at a rounding tie.
+    The statistic is the number of tokens that differ from the sampler's tokens for the dequantized
+    weight. Sums in another order may change a token at a rounding tie.
     """
     setting, provider = subject.setting, subject.provider
-    draws = others = 0
+    draws = differing = 0
     D, V, batches, steps = _QUANTIZED[setting.device]
     for B in batches:
         problem = replace(setting.problem(B, V), D=D, logits="normal:3")
@@ -113,28 +130,24 @@ def check_quantized(subject: Subject) -> Check:
         launch = provider.build(problem, weight)
         plain = provider.build(replace(problem, weights=""), weight)
         for step in range(steps):
-            expected = reference.expect(
-                logits,
-                torch.tensor([5]),
-                torch.tensor([step]),
-                problem.temperature,
-                noise_of(problem, subject.able),
-                logits_error=error,
-            )
+            expected = _expect(problem, subject.caps, logits, 5, step, error)
             tokens = launched_tokens(launch, hidden, 5, step).clone()
             require_accepted(expected, tokens, f"{problem} step={step} ")
             draws += B
-            others += int((tokens != launched_tokens(plain, hidden, 5, step)).sum())
-    told = f"{draws} tokens are the oracle's, {others} not those of its numbers in {setting.dtype}"
-    return Check("quantized", True, told, draws, float(others))
+            differing += int((tokens != launched_tokens(plain, hidden, 5, step)).sum())
+    detail = (
+        f"{draws} tokens are the oracle's, {differing} not those of the dequantized head in "
+        f"{setting.dtype}"
+    )
+    return Check("quantized", True, detail, draws, float(differing))
 
 
 def check_undefined_rows(subject: Subject) -> Check:
-    """Rows with NaN, +inf or no finite logit give -1; their neighbors are not disturbed."""
+    """Check that rows with NaN, +inf or no finite logit return -1, and other rows do not change."""
     problem = subject.setting.problem(6, 300)
     require_support(subject.provider, problem)
     hidden, weight, _ = exact_head(problem, random_logits(problem, 0))
-    weight[:, -1] = 1.0  # read by the spoiled rows only
+    weight[:, -1] = 1.0  # a nonzero factor in the spoiled rows only
     launch = subject.provider.build(problem, weight)
     clean = launched_tokens(launch, hidden, 3, 1)
     spoiled = hidden.clone()
@@ -153,14 +166,13 @@ def check_undefined_rows(subject: Subject) -> Check:
 def check_on_problem(
     provider: Provider, problem: Problem, launch: Launch, hidden: Tensor, weight: Tensor
 ) -> Check:
-    """On the inputs and with the launch that are about to be timed: ids in range, tokens right.
+    """Check a launch that is about to be timed, on its inputs.
 
-    A sampler with noise of the contract must return the oracle's token for logits recomputed in
-    fp32, within the rounding of the matmul (and of stored logits, unless it is fused); so must
-    greedy decoding.
-    Other samplers draw a few times, and the tokens' probabilities must be such as honest draws have
-    (`surprisal_p_value`). With filters it is looked at whether their tokens are kept by these.
-    Of a SCORE, see scores.scores_on_problem.
+    A sampler with noise of the contract, and greedy decoding, must return the oracle's tokens for
+    logits recomputed in fp32, within the rounding of the matmul (and of stored logits, unless the
+    sampler is fused). The tokens of other samplers must be kept by the filters; without filters,
+    the probabilities of several draws must be those of correct draws (`surprisal_p_value`). See
+    scores.scores_on_problem for log-probabilities.
     """
     if provider.kind is Kind.SCORE:
         return scores_on_problem(provider, problem, launch, hidden, weight)
@@ -168,53 +180,45 @@ def check_on_problem(
     tokens = launched_tokens(launch, hidden, 5, 9)
     if not bool(((tokens >= 0) & (tokens < V)).all()):
         return Check("problem", False, f"a token outside [0, {V}): {tokens.tolist()[:8]}")
-    able = provider.capabilities
+    caps = provider.capabilities
     logits = hidden.float() @ weight.float().T
     error = reference.matmul_error(hidden, weight)
-    if not able.fused:
+    if not caps.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
     logits, error = penalized(problem, logits, error)
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
-    kept = None if greedy else truncation(problem, able, logits, error)
-    if greedy or able.noise is not None:
-        expected = reference.expect(
-            logits,
-            torch.tensor([5]),
-            torch.tensor([9]),
-            0.0 if greedy else problem.temperature,
-            noise_of(problem, able),
-            logits_error=error,
-            truncation=kept,
-        )
+    kept = None if greedy else truncation(problem, caps, logits, error)
+    if greedy or caps.noise is not None:
+        decoded = replace(problem, temperature=0.0) if greedy else problem
+        expected = _expect(decoded, caps, logits, 5, 9, error, kept)
         accepted = expected.accepts(tokens)
         equal = int((tokens == expected.tokens).sum())
         detail = f"{equal} of {B} tokens equal the oracle's, {int(accepted.sum())} accepted"
         return Check("problem", bool(accepted.all()), detail, B)
     if kept is not None:
         cut = ~kept.possibly.gather(1, tokens.long()[:, None])[:, 0]
-        passed = bool(able.known_deviation) or not bool(cut.any())
+        passed = bool(caps.known_deviation) or not bool(cut.any())
         return Check("problem", passed, f"{int(cut.sum())} of {B} tokens are cut off", B)
     steps = min(math.ceil(64 / B), _PROBLEM_STEPS[problem.device])
-    # Cloned: a launch may write every step's tokens to the same place.
+    # Cloned: a launch may write the tokens of all steps to the same memory.
     drawn = [launched_tokens(launch, hidden, 5, 9 + step).clone() for step in range(steps)]
     logp = torch.log_softmax(logits / problem.temperature, dim=1)
     p_value = surprisal_p_value(
-        torch.stack(drawn), logp, error / problem.temperature, able.known_deviation
+        torch.stack(drawn), logp, error / problem.temperature, caps.known_deviation
     )
-    detail = f"the probabilities of {steps * B} drawn tokens are as they should be"
-    if p_value <= ALPHA:
-        detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
+    verdict = "right" if p_value > ALPHA else "wrong"
+    detail = f"the probabilities of {steps * B} drawn tokens are {verdict}"
     return Check("problem", p_value > ALPHA, detail, steps * B, p_value=p_value)
 
 
-def noise_of(problem: Problem, able: Capabilities) -> str:
-    """The form of noise by which a sampler draws for a problem; greedy decoding needs none."""
+def noise_of(problem: Problem, caps: Capabilities) -> str:
+    """Return the form of noise of a sampler for a problem; greedy decoding ignores it."""
     # Penalties change the distribution after the first of the two draws (docs/design/noise.md).
-    return "token" if problem.penalties else able.noise or "token"
+    return "token" if problem.penalties else caps.noise or "token"
 
 
 def penalized(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Tensor, float]:
-    """The problem's penalties on the logits [B, V] of its rows, and the error that these leave."""
+    """Apply the problem's penalties to logits [B, V]; return them with the resulting error."""
     if not problem.penalties:
         return logits, error
     prompts, outputs = (
@@ -230,18 +234,22 @@ def penalized(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Ten
         frequency=problem.frequency_penalty,
     )
     largest = max(problem.repetition_penalty, 1 / problem.repetition_penalty)
-    # A division and two subtractions.
+    # Rounding of a division and two subtractions.
     return logits, error * largest + float(logits.abs().max()) * 2.0**-21
 
 
 def truncation(
-    problem: Problem, able: Capabilities, logits: Tensor, logits_error: float = 0.0
+    problem: Problem, caps: Capabilities, logits: Tensor, logits_error: float = 0.0
 ) -> Truncation | None:
-    """What the problem's filters keep of logits [R, V] of its first rows, as a sampler orders them.
+    """Return the tokens that the problem's filters keep, in the sampler's order of filters.
 
-    None if it has neither filters nor penalties.
+    Args:
+        logits: [R, V], of the first rows.
+        caps: capabilities of the sampler.
+        logits_error: bound on the difference between these logits and the sampler's.
 
-    able: of the sampler. logits_error: how far its logits may be from these.
+    Returns:
+        None if the problem has neither filters nor penalties.
     """
     if not (problem.filters or problem.penalties):
         return None
@@ -253,7 +261,7 @@ def truncation(
         top_k=k,
         top_p=p,
         min_p=min_p,
-        order=able.filter_order,
-        keeps_ties=able.ties == "kept",
+        order=caps.filter_order,
+        keeps_ties=caps.ties == "kept",
         logits_error=logits_error,
     )

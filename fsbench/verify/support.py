@@ -1,4 +1,4 @@
-"""Edges: which tokens can be drawn at all, at sizes around those of tiles and at extreme logits."""
+"""Checks of greedy decoding and of extreme logits, at sizes around those of tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
 from fsbench.provider import Kind
-from fsbench.verify.call import greedy_fits
+from fsbench.verify.call import is_greedy
 from fsbench.verify.check import Check
 from fsbench.verify.drawing import (
     exact_head,
@@ -23,21 +23,21 @@ from fsbench.verify.pathwise import pathwise_problems
 from fsbench.verify.subject import Subject
 
 CERTAIN = 100.0
-"""Units of T between two logits that no sampler may ever cross: e^-100 in probability."""
+"""Difference of two logits, in units of T, that no draw may cross: e^-100 in probability."""
 
 _LOWEST = -6e4  # fp16 ends at -65504
 
 
 def check_greedy(subject: Subject) -> Check:
-    """At T = 0 the token's logit is the row's maximum, also where all logits are negative.
+    """Check that the token at T = 0 has the largest logit, also if all logits are negative.
 
-    With noise of the contract it is the first of equal ones, of which some rows have many.
+    With noise of the contract it must be the first of equal tokens; some rows have many.
     """
     rows = 0
     for number, problem in pathwise_problems(subject, 0.0):
         B, V = problem.B, problem.V
         logits = random_logits(problem, number)
-        if subject.able.noise is not None:
+        if subject.caps.noise is not None:
             logits[3::4] = logits[3::4].clamp_max(0.0)
         hidden, weight, _ = exact_head(problem, logits)
         # All-negative logits expose padding filled with zero.
@@ -46,7 +46,7 @@ def check_greedy(subject: Subject) -> Check:
             head = inputs.stored(problem, head)
             values = hidden.float() @ head.float().T
             tokens = launched_tokens(subject.provider.build(problem, head), hidden, 1, number)
-            wrong = ~greedy_fits(values, tokens.long()[:, None], subject.able.noise)[:, 0]
+            wrong = ~is_greedy(values, tokens.long()[:, None], subject.caps.noise)[:, 0]
             if wrong.any():
                 row = int(wrong.nonzero()[0])
                 raise VerificationFailed(
@@ -72,7 +72,7 @@ def check_edges(subject: Subject) -> Check:
     for number, problem in problems:
         B, V, device = problem.B, problem.V, problem.device
         gap = CERTAIN * (T or 1.0)
-        # A byte does not tell the gap beside the bottom of the range.
+        # One byte cannot represent the gap next to the bottom of the range.
         lowest = -4 * gap if problem.weights else _LOWEST
         logits, allowed = (part.to(device) for part in _edge_rows(V, gap, lowest))
         hidden, weight = stored_head(problem, logits)
@@ -84,13 +84,13 @@ def check_edges(subject: Subject) -> Check:
             require_inside(tokens, V)
             wrong = ~allowed[row, tokens]
             if wrong.any():
-                at = int(wrong.nonzero()[0])
+                index = int(wrong.nonzero()[0])
                 raise VerificationFailed(
-                    f"B={B} V={V} row {at}: drew token {int(tokens[at])}, of probability 0"
+                    f"B={B} V={V} row {index}: drew token {int(tokens[index])}, of probability 0"
                 )
             rows += B
-    told = f"{rows} rows of {len(problems)} shapes: no token without probability"
-    return Check("edges", True, told, rows)
+    detail = f"{rows} rows of {len(problems)} shapes: no token without probability"
+    return Check("edges", True, detail, rows)
 
 
 def _edge_rows(V: int, gap: float, lowest: float) -> tuple[Tensor, Tensor]:

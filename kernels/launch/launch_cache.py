@@ -114,18 +114,19 @@ def launch_key(
     tensors: list[Tensor] = []
     try:
         for x in fields:
+            kind = type(x)
             if x is None:
                 key.append(None)
-            elif type(x) in _TENSORS:
+            elif kind in _TENSORS:
                 addresses |= x.data_ptr()
                 tensors.append(x)
                 key += (x.shape, x.dtype, x.device, x.is_contiguous())
-            elif isinstance(x, Keyed):  # the cache must not keep it alive
+            elif kind not in _BY_VALUE and isinstance(x, Keyed):  # the cache must not keep it alive
                 key.append(x.key)
-            elif isinstance(x, Tensor):
+            elif kind not in _BY_VALUE and isinstance(x, Tensor):
                 return None
             else:  # 1, 1.0 and True are equal, but not equally valid
-                key += (x, type(x))
+                key += (x, kind)
         if addresses % 16:
             key.append(tuple([x.data_ptr() % 16 == 0 for x in tensors]))
         if not hidden.is_cuda and not runs_kernels(hidden.device, hidden.dtype):

@@ -20,7 +20,7 @@ from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 L2_BYTES = 32 << 20
-"""Bytes of hidden in a launch, about: every tile of the weight reads them all from the L2."""
+"""Bytes of hidden in a launch, about: every tile of the weight reads all of them from the L2."""
 
 
 def score(
@@ -40,7 +40,7 @@ def score(
 ) -> Score:
     """Return log softmax(logits / temperature) at the targets, without storing the logits.
 
-    logits = hidden @ weight.T. The result has the same bits as flash_sample(...,
+    The logits are hidden @ weight.T. The result has the same bits as flash_sample(...,
     return_logprob=True) for the same token, with either noise, any kernel, tile shape and batch,
     in any row, and over any number of GPUs: it depends only on the row's logits and temperature
     (docs/guide/log-probabilities.md).
@@ -59,8 +59,8 @@ def score(
     launch before them for ranks. It can be captured in a CUDA graph and compiled.
 
     logprob, logz and entropy have gradients with respect to hidden, weight and bias, which are 0
-    where `valid` is False; rank has none. The backward pass computes the logits again by cuBLAS
-    products over chunks, and needs 64 MB in addition to the gradients.
+    where `valid` is False; rank has no gradient. The backward pass computes the logits again by
+    cuBLAS products over chunks, and needs 64 MB in addition to the gradients.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout

@@ -1,4 +1,4 @@
-"""`screened_sample`: flash_sample by way of an int8 screen of the head."""
+"""`screened_sample`: the tokens of flash_sample from an int8 screen of the head."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ def screened_sample(
     shard: VocabShard | None = None,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
-    """Return the tokens of flash_sample(hidden, head.weight, noise="token") for half of the bytes.
+    """Return the tokens of flash_sample(hidden, head.weight, noise="token") at half the bytes read.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
-    weight. On a GPU the tokens are equal; it is not only their distribution
-    that agrees (docs/guide/screened-head.md).
+    weight. On a GPU the tokens are equal, not only their distribution
+    (docs/guide/screened-head.md).
 
     Args:
-        num_samples: above 1, the call is one of flash_sample: the same tokens, four to a pass over
-            the weight, which is less than a pass over the copy for each.
-        return_logprob, return_logz: log Z needs every logit, and the screen knows it only within
-            its bounds. A call that asks for either is one of flash_sample, too: the same tokens,
-            with both exact, at the price of the full kernel.
+        num_samples: above 1, the call runs flash_sample. It returns the same tokens, four samples
+            per pass over the weight, which takes less time than a pass over the copy for each.
+        return_logprob, return_logz: log Z needs every logit, which the screen bounds only. A call
+            that returns either runs flash_sample: the same tokens and exact values, at the cost of
+            the full kernel.
         noise: "token", or "auto", which is the same here.
-        shard: whose rows the head is of, prepare_head of its weight. All ranks call together with
-            the same arguments, each with its own head, and get the tokens of the whole vocabulary,
-            those of one GPU (docs/guide/screened-head.md).
+        shard: the shard whose weight the head was prepared from. All ranks call together with the
+            same arguments, each with its shard and head, and get the tokens that one GPU with the
+            whole vocabulary gets (docs/guide/screened-head.md).
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
     Returns:
         Screened: the fields of Sample, and how many tokens of each row were computed exactly, on
         this rank.
 
-    Two launches, which the host does not wait for, and nothing to clear between calls. As
-    flash_sample it has a workspace of each stream, and may be captured in a CUDA graph after one
-    launch outside, and compiled (torch.ops.fsbench.screened_sample). A graph's replays do not find
-    out whether the weight has changed. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1
-    the kernels (but not in bf16).
+    The call takes two launches. The host does not wait for them, and nothing is cleared between
+    calls. As flash_sample, it uses a workspace of each stream. It can be captured in a CUDA graph
+    after one launch outside, and compiled (torch.ops.fsbench.screened_sample). Replays of a graph
+    do not check whether the weight has changed. On CPU tensors it runs in torch, or under
+    TRITON_INTERPRET=1 the kernels (but not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample, or `head` is not a ScreenedHead whose parts

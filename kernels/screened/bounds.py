@@ -25,34 +25,34 @@ LARGEST_STEPS = 32_512
 LARGEST_TEMPERATURE = 2.0**100
 """Rows with a higher one are computed in full: their scores might overflow."""
 INFLATION = 1 + 2.0**-18
-"""Of reach, spread and slack, for the few roundings by which they and the bound are computed."""
+"""Factor of reach, spread and slack, for the roundings by which they and the bound are computed."""
 ROUNDING = 2.0**-18
-"""Of the screen's own arithmetic and of the scores', relative to |norm_v| (|h| + rounding)."""
+"""Error of the screen's arithmetic and the scores', relative to |norm_v| (|h| + rounding)."""
 NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
-"""On the device, whose screen has rough noise (screened.score_bounds.rough_gumbel, 2^-10)."""
+"""The same on the device, where noise is rough (screened.score_bounds.rough_gumbel, 2^-10)."""
 BIAS_SLACK = 2.0**-21
 CAP_SLACK = 2.0**-20
 ABSOLUTE_SLACK = 2.0**-80
-"""For whatever underflows; every such term is below 2^-86."""
+"""Covers terms that underflow; each is below 2^-86."""
 _AT_ONCE = 1 << 24  # codes that are float64 at a time: 128 MiB
 
 
 def accumulation_error(D: int) -> float:
-    """|logit - exact| <= this times sum |h w|, for any order of summation in fp32.
+    """Return a bound of |logit - exact| / sum |h w|, for any order of summation in fp32.
 
-    One rounding of each of D additions, twice over; see docs/guide/screened-head.md.
+    It allows two roundings for each of D additions (docs/guide/screened-head.md).
     """
     return (D + 8) * 2.0**-23
 
 
 class ScreenedHidden(NamedTuple):
-    """Hidden states in 16 bits, as two bytes; and what of the bound depends on the row.
+    """Hidden states in 16 bits, as two bytes, and the terms of the bound that depend on the row.
 
     high, low: int8 [B, D]: h = step (256 high + low) + error.
-    step, reach, spread: fp32 [B]. reach is +inf in a row that is not screened: it is not finite,
-        or has entries above 2^50.
+    step, reach, spread: fp32 [B]. reach is +inf in a row that is not screened, because it is not
+        finite or has entries above 2^50.
     """
 
     high: Tensor
@@ -94,12 +94,12 @@ def screen_hidden(hidden: Tensor) -> ScreenedHidden:
 
 
 def _norm(x: Tensor, D: int) -> Tensor:
-    """An fp32 sum of squares, made larger by what its roundings and underflow may have lost."""
+    """Return an fp32 norm of each row, increased by what roundings and underflow may have lost."""
     return (x * x).sum(1, keepdim=True).sqrt() * (1 + (D + 4) * 2.0**-24) + 2.0**-54
 
 
 def screen_logits(head: HeadCopy, hidden: ScreenedHidden) -> tuple[Tensor, Tensor]:
-    """(z, bound), fp32 [B, V]: every logit is within bound of z; bound is +inf if not known."""
+    """Return (z, bound), fp32 [B, V]: each logit is within bound of z; +inf is no bound."""
     B, D = hidden.high.shape
     both = torch.cat([hidden.high, hidden.low]).double()
     rows = max(1, _AT_ONCE // D)
@@ -121,7 +121,7 @@ def score_bounds(
     bias: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(lower, upper), fp32 [B, V]: what the fp32 score y + T g of every token lies between.
+    """Return (lower, upper), fp32 [B, V]: bounds of the fp32 score y + T g of every token.
 
     Args:
         z, bound: of screen_logits. gumbels: [B, V].
@@ -139,9 +139,9 @@ def score_bounds(
         # A bias that is not finite decides alone: -inf forbids, unless the logit is undefined.
         bound = bound + torch.where(torch.isfinite(bias), bias.float().abs() * BIAS_SLACK, 0.0)
     score = z + temperature * gumbels.float()
-    known = bound < torch.inf
-    upper = torch.where(known, score + bound, torch.inf)
-    lower = torch.where(known & (upper < torch.inf), score - bound, -torch.inf)
+    bounded = bound < torch.inf
+    upper = torch.where(bounded, score + bound, torch.inf)
+    lower = torch.where(bounded & (upper < torch.inf), score - bound, -torch.inf)
     upper = torch.where(torch.isnan(upper), torch.inf, upper)
     if allowed is not None:
         lower = torch.where(allowed, lower, -torch.inf)
@@ -150,5 +150,5 @@ def score_bounds(
 
 
 def candidates(lower: Tensor, upper: Tensor) -> Tensor:
-    """bool [B, V]: the tokens that may have the best score of their row."""
+    """Return which tokens may have the best score of their row, bool [B, V]."""
     return (upper >= lower.amax(1, keepdim=True)) & (upper > -torch.inf)

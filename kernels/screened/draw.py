@@ -28,7 +28,7 @@ from fsbench.kernels.shard.vocab_shard import reachable
 
 @torch.no_grad()
 def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened) -> None:
-    """Draw one token of each row into `out`. configs: of both launches; None for those in use."""
+    """Draw one token of each row into `out`. configs: of both launches; None for the defaults."""
     hidden, device = request.hidden, request.hidden.device
     # A CPU's ranks share no memory that a kernel could reach.
     if runs_kernels(device, hidden.dtype) and reachable(request.shard):
@@ -40,13 +40,13 @@ def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: S
 
 @without_autocast
 def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
-    """By torch: only the logits of candidates are computed, in fp32."""
+    """Draw in torch: only the logits of candidates are computed, in fp32."""
     hidden, V, shard = request.hidden, request.vocab_size, request.shard
-    # Of a shard, its own tokens; those of other ranks count as forbidden.
-    own = slice(0, V)
+    # Tokens of other ranks' shards count as forbidden.
+    shard_tokens = slice(0, V)
     if shard is not None:
-        own = slice(shard.first_token, shard.first_token + shard.num_tokens)
-    count = own.stop - own.start
+        shard_tokens = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    count = shard_tokens.stop - shard_tokens.start
     B = hidden.shape[0]
     T = reference.as_column(request.temperature, hidden.device).float().expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
@@ -55,24 +55,24 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     head = HeadCopy(*(part[:count] for part in (head.weight, *head.copy)))
     allowed = None
     if request.mask is not None:
-        allowed = reference.logits.unpacked(request.mask, V)[:, own]
+        allowed = reference.logits.unpacked(request.mask, V)[:, shard_tokens]
     z, bound = screen_logits(head, screen_hidden(hidden))
-    drawing = (own.stop, request.seed, step, rows)
+    drawing = (shard_tokens.stop, request.seed, step, rows)
     lower, upper = score_bounds(
         z,
         bound,
-        reference.token_noise(*drawing)[:, own],
+        reference.token_noise(*drawing)[:, shard_tokens],
         T,
         soft_cap=request.soft_cap,
-        bias=None if request.bias is None else request.bias[..., own],
+        bias=None if request.bias is None else request.bias[..., shard_tokens],
         allowed=allowed,
     )
     chosen = candidates(lower, upper)
-    # What no row may draw is left out; a row's other tokens count as forbidden.
-    chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
-    some = chosen.any(0).nonzero()[:, 0]
+    # Tokens that no row may draw are left out; a row's other tokens count as forbidden.
+    chosen = torch.nn.functional.pad(chosen, (shard_tokens.start, V - shard_tokens.stop))
+    listed = chosen.any(0).nonzero()[:, 0]
     logits = torch.full((B, V), -torch.inf, dtype=torch.float32, device=hidden.device)
-    logits[:, some] = hidden.float() @ head.weight[some - own.start].float().T
+    logits[:, listed] = hidden.float() @ head.weight[listed - shard_tokens.start].float().T
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
     )
@@ -89,7 +89,7 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
 def carry_out(
     request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened
 ) -> None:
-    """Draw what a checked request asks for into `out`, as an operator if torch traces."""
+    """Draw the tokens of a checked request into `out`, as an operator if torch traces."""
     if not is_traced(request.hidden):
         draw(request, head, configs, out)
         return
@@ -103,7 +103,7 @@ def carry_out(
 
 
 def _draw_values(values: dict[str, Any], results: dict[str, Tensor]) -> None:
-    """Draw, as the operator has the request: see carry_out."""
+    """Draw from the arguments that carry_out gave the operator."""
     head, screen, resolve = (values.pop(name, None) for name in ("head", "screen", "resolve"))
     request = Request(**{**dict.fromkeys(Request._fields), **values})
     configs = None if screen is None else (screen, resolve)

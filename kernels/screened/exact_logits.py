@@ -36,9 +36,9 @@ def parts_of_lists(number, LIST: tl.constexpr, least: tl.constexpr, most: tl.con
 
 @triton.jit
 def part_of_list(part, every, entries, size, parts, ends):
-    """(list, first entry, end) of a part.
+    """Return (list, first entry, end) of a part.
 
-    every: int32, 0, 1, ... for the lists. others: of parts_of_lists.
+    every: int32, 0, 1, ... for the lists. others: from parts_of_lists.
     """
     b = tl.sum((ends <= part).to(tl.int32), 0)
     first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
@@ -46,19 +46,19 @@ def part_of_list(part, every, entries, size, parts, ends):
 
 
 @triton.jit
-def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D,
+def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
                  BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
                  BY_WARPS: tl.constexpr):  # fmt: skip
-    """The logits of tokens [R] of row b, fp32, as a fused kernel has them before the mask.
+    """Return the logits of tokens [R] of row b, fp32, as a fused kernel has them before the mask.
 
-    there: which of them exist; tokens are 0 where not.
-    BY_WARPS: every warp has eight of the tokens; see screened.exact_logits.
+    exists: which of the tokens exist; the others are 0.
+    BY_WARPS: every warp has eight of the tokens and computes them by `products`.
     """
     if BY_WARPS:
         rows = weight_ptr + token.to(tl.int64) * D
         y = products(hidden_ptr + b.to(tl.int64) * D, rows, first_column(token, D), D)
     else:
-        y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
+        y = _single_logits(hidden_ptr, weight_ptr, b, token, exists, D, BLOCKS, STEP, EVEN)
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
@@ -69,11 +69,11 @@ def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, to
 
 
 @triton.jit
-def ask_for_rows(row, there, D):
-    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
+def ask_for_rows(row, exists, D):
+    """Prefetch the rows of the weight at pointers `row`, where `exists`, into the L2.
 
-    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
-    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
+    This is one instruction a row, and nothing waits for it; the loop over columns would ask for a
+    few steps at a time. It needs compute capability 9.0 and rows that TMA could load.
     """
     BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
     tl.inline_asm_elementwise(
@@ -84,7 +84,7 @@ def ask_for_rows(row, there, D):
         mov.b32 $0, 0;
         }""",
         "=r,l,r,r",
-        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
+        [row.to(tl.int64), exists.to(tl.int32), D * BYTES],
         tl.int32,
         False,
         1,
@@ -92,12 +92,12 @@ def ask_for_rows(row, there, D):
 
 
 @triton.jit
-def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
+def _single_logits(hidden_ptr, weight_ptr, b, token, exists, D, BLOCKS: tl.constexpr,
                    STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
+    """Return hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
 
-    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
-    from every block on, and a token's logit is the element of the product that began where it did.
+    Each token begins its sum at another block of 256 columns. So the other operand is hidden from
+    every block on, and a token's logit is the element of the product that began at its block.
     """
     R: tl.constexpr = token.shape[0]
     block = tl.arange(0, BLOCKS)
@@ -116,30 +116,31 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
         h_col = block * ROTATION + step * STEP
         h_col = tl.multiple_of(tl.where(h_col < width, h_col, h_col - width), STEP)
         h_cols = h_col[:, None] + d
-        w_there = there[:, None]
-        h_there = (block * ROTATION < width)[:, None]
+        w_mask = exists[:, None]
+        h_mask = (block * ROTATION < width)[:, None]
         if not EVEN:
-            w_there &= w_cols < D
-            h_there &= h_cols < D
-        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
-        h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
+            w_mask &= w_cols < D
+            h_mask &= h_cols < D
+        w = tl.load(w_row + w_cols, mask=w_mask, other=0.0)
+        h = tl.load(h_row + h_cols, mask=h_mask, other=0.0)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
-    own = (first // ROTATION)[:, None] == block[None, :]
-    return tl.sum(tl.where(own, acc, 0.0), axis=1)
+    is_own_block = (first // ROTATION)[:, None] == block[None, :]
+    return tl.sum(tl.where(is_own_block, acc, 0.0), axis=1)
 
 
 UNIT = tl.constexpr(256)
-"""Columns that are in registers together; twice: one part is loaded while another is added."""
+"""Columns of a part. Two parts are in registers: one is loaded while the other is added."""
 LANES = tl.constexpr(4)
 """Lanes of a warp that have a product."""
 
 
 def _instructions(kind: str) -> str:
-    """PTX of a warp's eight products: $0 = of the lane's column; $1, $2: pointers to both rows.
+    """Return the PTX of a warp's eight products.
 
-    $3: the first column, a multiple of UNIT. $4: columns, likewise. $5: the element's number. A
-    lane has four of 16 columns: the instruction adds its 16 products at once, so which lane has
-    which does not matter.
+    $0: the product of the lane's column, out. $1, $2: pointers to both rows. $3: the first column.
+    $4: the number of columns. Both are multiples of UNIT. $5: the element's number. A lane has four
+    of 16 columns. The instruction adds its 16 products at once, so it does not matter which lane
+    has which columns.
     """
     steps = UNIT.value // 16
     lines = [
@@ -148,7 +149,7 @@ def _instructions(kind: str) -> str:
         ".reg .b32 zero, left, col, lane, held;",
         ".reg .f32 c<4>;",
         *(f".reg .b32 {part}{row}<{2 * steps}>;" for part in "pq" for row in "wh"),
-        # Products of other lanes would be wrong: an element must be in its own.
+        # Trap if an element is not in its lane: products of other lanes would be wrong.
         "mov.u32 lane, %laneid;",
         "and.b32 held, $5, 31;",
         "setp.ne.u32 odd, lane, held;",
@@ -171,8 +172,8 @@ def _instructions(kind: str) -> str:
 
     def load(part: str, i: int) -> list[str]:
         return [
-            f"ld.global.v2.b32 {{{part}{row}{2 * i}, {part}{row}{2 * i + 1}}}, [{at}+{32 * i}];"
-            for row, at in (("w", "at"), ("h", "to"))
+            f"ld.global.v2.b32 {{{part}{row}{2 * i}, {part}{row}{2 * i + 1}}}, [{base}+{32 * i}];"
+            for row, base in (("w", "at"), ("h", "to"))
         ]
 
     def add(part: str, i: int) -> str:
@@ -183,8 +184,8 @@ def _instructions(kind: str) -> str:
             f"{{{part}h{2 * i}, {part}h{2 * i + 1}}}, {sums};"
         )
 
-    def turn(part: str, other: str) -> list[str]:
-        """Add a part, and load it anew unless no more than the other one is left."""
+    def loop_part(part: str, other: str) -> list[str]:
+        """Add a part and load the next columns into it, unless only the other part remains."""
         with_loads = [x for i in range(steps) for x in (add(part, i), *load(part, i))]
         return [
             "setp.le.u32 last, left, 2;",
@@ -194,7 +195,7 @@ def _instructions(kind: str) -> str:
             *with_loads,
         ]
 
-    def rest(part: str, other: str) -> list[str]:
+    def last_part(part: str, other: str) -> list[str]:
         return [
             f"end_{part}:",
             *(add(part, i) for i in range(steps)),
@@ -209,8 +210,8 @@ def _instructions(kind: str) -> str:
     lines += ["setp.eq.u32 last, left, 1;", "@last bra end_p;"]
     lines += address()
     lines += [x for i in range(steps) for x in load("q", i)]
-    lines += ["again:", *turn("p", "q"), *turn("q", "p"), "bra again;"]
-    lines += [*rest("p", "q"), *rest("q", "p"), "done:"]
+    lines += ["again:", *loop_part("p", "q"), *loop_part("q", "p"), "bra again;"]
+    lines += [*last_part("p", "q"), *last_part("q", "p"), "done:"]
     lines += [
         "and.b32 lane, lane, 4;",
         "setp.ne.u32 odd, lane, 0;",
@@ -225,13 +226,13 @@ FP16 = tl.constexpr(_instructions("f16"))
 
 @triton.jit
 def products(hidden_row, weight_rows, first, D):
-    """hidden . weight of rows [R], fp32, each from its column `first` on, round at D.
+    """Return hidden . weight of rows [R], fp32, each from column `first` on, wrapping at D.
 
     R is eight for each warp of the program, D a multiple of UNIT. hidden_row: a pointer.
     weight_rows: pointers [R].
     """
     R: tl.constexpr = weight_rows.shape[0]
-    # Four lanes for each; one of them has the sum.
+    # Each row has four lanes; one of them has the sum.
     lane = tl.arange(0, LANES)[None, :]
     weight = _flat(weight_rows[:, None] + 4 * lane, R)
     hidden = _flat(hidden_row + (first * 0)[:, None] + 4 * lane, R)
@@ -245,13 +246,13 @@ def products(hidden_row, weight_rows, first, D):
         sums = tl.inline_asm_elementwise(
             FP16, "=f,l,l,r,r,r", [weight, hidden, begin, D, number], tl.float32, False, 1
         )
-    own = lane == (tl.arange(0, R) % 8 // 2)[:, None]
-    return tl.sum(tl.where(own, sums.reshape(R, LANES), 0.0), axis=1)
+    has_sum = lane == (tl.arange(0, R) % 8 // 2)[:, None]
+    return tl.sum(tl.where(has_sum, sums.reshape(R, LANES), 0.0), axis=1)
 
 
 @triton.jit
 def _flat(x, R: tl.constexpr):
-    """[R, LANES] -> [R * LANES]: four lanes of a warp side by side."""
+    """Flatten [R, LANES] to [R * LANES], four neighboring lanes of a warp for each row."""
     if x.dtype.is_ptr():
         x = x.to(tl.int64)
     return x.reshape(R * LANES)

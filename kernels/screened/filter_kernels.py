@@ -36,9 +36,9 @@ from fsbench.kernels.screened.rounding import CLAIMED, ROUNDED, round_claimed_ro
 from fsbench.kernels.screened.score_bounds import ABSOLUTE_SLACK, CAP_SLACK, known_logits
 
 LARGEST_K = tl.constexpr(FILTERED_K)
-"""Up to this k there are more leaders than k; rows with a larger one are computed in full."""
+"""Up to this k there are more leaders than k; rows with a larger k are computed in full."""
 LEADERS = tl.constexpr(128)
-"""Leaders of a row, at most; each comes from groups of its own."""
+"""Leaders of a row, at most; no two are from the same group."""
 LISTERS = tl.constexpr(8)
 """Programs of the second launch for each row, which share its leaders."""
 OF_PART = tl.constexpr(LEADERS.value // LISTERS.value)
@@ -60,9 +60,9 @@ def filter_leaders_kernel(
     bias_ptr,
     row_bias_ptr,
     counters_ptr,  # CLAIMED, ROUNDED; out: 0
-    leaders_ptr,  # [B, LEADERS] fp32, out: exact logits; -inf where there is none
+    leaders_ptr,  # [B, LEADERS] fp32, out: exact logits; -inf for a missing leader
     listed_ptr,  # [B] int32, out: 0, or LIST + 1 if the row is to be computed in full
-    tokens_ptr,  # [B] int64, out: -1, as there is no draw from all tokens
+    tokens_ptr,  # [B] int64, out: -1, no draw from all tokens
     valid_ptr,  # [B] bool, out: false; the launch that draws a row's token stores true
     V,
     D,
@@ -91,21 +91,21 @@ def filter_leaders_kernel(
         tl.store(valid_ptr + row, False)
         tl.store(listed_ptr + row, tl.where(k > 0, 0, LIST + 1))
     if k > 0:
-        token, there = _leaders(
+        token, exists = _leaders(
             logits_ptr + row.to(tl.int64) * stride, largest_ptr, row, part, tl.num_programs(0),
             stride, SHARE,
         )  # fmt: skip
         # The tile is as high as that of the candidates, for the same instruction.
         i = tl.arange(0, AT_ONCE)
         token = _repeated(token, AT_ONCE)
-        there = (_repeated(there.to(tl.int32), AT_ONCE) != 0) & (i < OF_PART)
+        exists = (_repeated(exists.to(tl.int32), AT_ONCE) != 0) & (i < OF_PART)
         if IN_BULK:
-            ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+            ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
         y = exact_logits(
-            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, there, V, D,
+            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, exists, V, D,
             BLOCKS, STEP, EVEN, False,
         )  # fmt: skip
-        y = tl.where(there & (y == y), y, float("-inf"))
+        y = tl.where(exists & (y == y), y, float("-inf"))
         tl.store(leaders_ptr + row * LEADERS + part * OF_PART + i, y, mask=i < OF_PART)
 
 
@@ -131,17 +131,17 @@ def _leaders(logits_ptr, largest_ptr, row, part, B, stride, SHARE: tl.constexpr)
     number = tl.arange(0, SHARE)
     group = first + number
     end = tl.minimum((part + 1) * fours, stride // 128)
-    at = largest_ptr + place_of_largest(group, row, B)
-    order = ordered(tl.load(at, mask=group // 4 < end, other=float("-inf")))
+    ptrs = largest_ptr + place_of_largest(group, row, B)
+    order = ordered(tl.load(ptrs, mask=group // 4 < end, other=float("-inf")))
     key = ((order & -SHARE) | number).reshape(SHARE // OF_PART, OF_PART)
     key = tl.max(key, axis=0)
-    there = key >= LOWEST  # whose low bits are 0
+    exists = key >= LOWEST  # whose low bits are 0
     group = first + (key & (SHARE - 1))
     member = tl.arange(0, GROUP)[None, :]
-    at = logits_ptr + token_of_member(0, group[:, None], member)
-    order = ordered(tl.load(at, mask=there[:, None], other=float("-inf")))
+    ptrs = logits_ptr + token_of_member(0, group[:, None], member)
+    order = ordered(tl.load(ptrs, mask=exists[:, None], other=float("-inf")))
     member = tl.max((order & -GROUP) | member, axis=1) & (GROUP - 1)
-    return tl.where(there, token_of_member(0, group, member), 0), there
+    return tl.where(exists, token_of_member(0, group, member), 0), exists
 
 
 @triton.jit
@@ -160,7 +160,7 @@ def filter_candidates_kernel(
     leaders_ptr,  # [B, LEADERS] fp32
     listed_ptr,  # [B] int32; out: candidates, above LIST if the row is to be computed in full
     list_ptr,  # [B, LIST] int32, out: candidates, in any order
-    leaders,  # LEADERS, which the compiler shall not know: unrolled, the loop is much code to fetch
+    leaders,  # LEADERS, as an argument: unrolled, the loop would be much code to fetch
     stride,
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_K_PER_ROW: tl.constexpr,
@@ -174,8 +174,8 @@ def filter_candidates_kernel(
         # Blocks of 128 tokens, each with four groups.
         block = tile * (TILE // 128) + tl.arange(0, TILE // 128)
         token = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-        at = logits_ptr + row.to(tl.int64) * stride + token
-        upper = tl.load(at, mask=block[:, None] < stride // 128, other=float("-inf"))
+        logit_ptrs = logits_ptr + row.to(tl.int64) * stride + token
+        upper = tl.load(logit_ptrs, mask=block[:, None] < stride // 128, other=float("-inf"))
         least = _least_of_leaders(leaders_ptr + row * LEADERS, k, leaders)
         taken = (ordered(upper) >= least).to(tl.int32)
         number = tl.sum(taken, axis=1)
@@ -198,11 +198,11 @@ def _list(token, upper, taken, number, block, listed_ptr, list_ptr, largest_ptr,
     place = tl.atomic_add(listed_ptr, tl.sum(number), sem="relaxed") + tl.cumsum(number, 0) - number
     place = place[:, None] + tl.cumsum(taken, 1) - taken
     tl.store(list_ptr + place, token, mask=(taken != 0) & (place < LIST))
-    rest = tl.where(taken != 0, float("-inf"), upper).reshape(N, 16, 4, 2)
-    rest = tl.max(tl.max(rest, axis=3), axis=1)
+    remaining = tl.where(taken != 0, float("-inf"), upper).reshape(N, 16, 4, 2)
+    remaining = tl.max(tl.max(remaining, axis=3), axis=1)
     group = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-    at = largest_ptr + place_of_largest(group, row, tl.num_programs(0))
-    tl.store(at, rest, mask=block[:, None] < stride // 128)
+    largest_ptrs = largest_ptr + place_of_largest(group, row, tl.num_programs(0))
+    tl.store(largest_ptrs, remaining, mask=block[:, None] < stride // 128)
 
 
 @triton.jit
@@ -237,7 +237,7 @@ def filter_screen_kernel(
     mask_ptr,  # [B, mask_words] int32, or None
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
     found_ptr,  # [B] int32, out: 0
-    logits_ptr,  # [B, stride] fp32, out: upper bounds, +inf where there is none
+    logits_ptr,  # [B, stride] fp32, out: upper bounds; +inf: no bound
     largest_ptr,  # [stride // 128, B, 4] fp32, out: the largest of each group
     B,
     V,
@@ -300,7 +300,7 @@ def filter_screen_kernel(
             z * step, token, vectors, row_biases, rows, B, V, bounds, soft_cap
         )  # fmt: skip
         upper = y + bound
-        upper = tl.where(upper == upper, upper, float("inf"))  # where there is no bound
+        upper = tl.where(upper == upper, upper, float("inf"))  # no bound
         if mask_ptr is not None:
             upper = masked(upper, words)
         upper = tl.where(token < V, upper, float("-inf"))
@@ -311,7 +311,7 @@ def filter_screen_kernel(
 @triton.jit(do_not_specialize=["B", "V"])
 def filter_resolve_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
-    weight,  # [>= V, D], likewise
+    weight,  # [>= V, D] descriptor or pointer
     hidden_ptr,  # the same as pointers: for single tokens
     weight_ptr,
     soft_cap,
@@ -351,19 +351,19 @@ def filter_resolve_kernel(
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
         b, first, end = part_of_list(part, every, entries, size, parts, ends)
         i = first + tl.arange(0, AT_ONCE)
-        there = i < end
-        token = tl.load(list_ptr + b.to(tl.int64) * LIST + i, mask=there, other=0)
+        exists = i < end
+        token = tl.load(list_ptr + b.to(tl.int64) * LIST + i, mask=exists, other=0)
         if IN_BULK:
-            ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+            ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
         y = exact_logits(
-            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
-            STEP, EVEN, False,
+            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
+            BLOCKS, STEP, EVEN, False,
         )  # fmt: skip
-        tl.store(logits_ptr + b.to(tl.int64) * stride + token, y, mask=there)
+        tl.store(logits_ptr + b.to(tl.int64) * stride + token, y, mask=exists)
         # Without a sign, so that the maximum of the bits is a NaN where there is one.
         y = tl.where(y == y, y, float("nan"))
         place = place_of_largest(group_of_token(token), b, B)
-        tl.atomic_max(largest_ptr + place, y, mask=there, sem="relaxed")
+        tl.atomic_max(largest_ptr + place, y, mask=exists, sem="relaxed")
     if tl.max(number, 0) > LIST:
         for block in range(0, tl.cdiv(B, BLOCK_B)):
             rows = block * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -381,8 +381,8 @@ def _store_in_full(hidden, weight, soft_cap, bias_ptr, row_bias_ptr, mask_ptr, l
                    largest_ptr, b0, rows, full, B, V, D, stride, mask_words, BLOCK_B: tl.constexpr,
                    BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
                    USE_TMA: tl.constexpr):  # fmt: skip
-    """This program's tiles of the logits of a block of rows; only those of `full` are stored."""
-    stored = tl.where(full, rows, B)  # what is from B on is not
+    """Store this program's tiles of the logits of a block's rows, only of the rows in `full`."""
+    stored = tl.where(full, rows, B)  # rows from B on are not stored
     for tile_v in tl.range(tl.program_id(0), tl.cdiv(V, BLOCK_V), tl.num_programs(0)):
         v0 = tile_v * BLOCK_V
         words = None

@@ -1,4 +1,4 @@
-"""Host side of filters from the screen: four launches, and those of truncated_sample."""
+"""Launch filters from the screen: four launches, then those of truncated_sample."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CANDIDATES = {"num_warps": 8}
 
 
 def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSample) -> None:
-    """Draw one token for each row from what the filters keep, by the screen; and fill out.found."""
+    """Draw one token of each row among the tokens that the filters keep; fill out.found, too."""
     hidden, weight, V = request.hidden, request.weight, request.vocab_size
     device, (B, D) = hidden.device, hidden.shape
     config, resolving = filter_configs(B, D, device)
@@ -180,5 +180,5 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
 
 
 def share_of_groups(stride: int) -> int:
-    """Of each program that looks for leaders: a power of two, and enough for a row together."""
+    """Return the groups of each program that looks for leaders: a power of two."""
     return max(LEADERS.value, triton.next_power_of_2(stride // 32)) // LISTERS.value

@@ -1,4 +1,4 @@
-"""`ScreenedHead` and `prepare_head`: a weight with its int8 copy, that flash_sample takes, too."""
+"""`ScreenedHead` and `prepare_head`: a weight with its int8 copy, for any sampling call."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from fsbench.kernels.screened.int8_copy import HeadCopy, check_copy, check_weigh
 
 
 class ScreenedHead(HeadCopy, PreparedHead):
-    """A weight and its int8 copy; made by prepare_head or load_head. Its parts are HeadCopy's."""
+    """A weight and its int8 copy, from prepare_head or load_head; the fields are HeadCopy's."""
 
     def validate(self) -> None:
-        """See check_copy."""
         check_copy(self)
 
     def choice(
         self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
     ) -> tuple[str | None, str]:
-        """Whether the screen draws, by what was measured of it; see PreparedHead."""
+        """Return the kernel and the reason, as PreparedHead.choice does, from what was measured."""
         B, D = hidden.shape
         gpu: tuple[Any, ...] = (None,)
         if hidden.device.type == "cuda":
@@ -49,25 +48,23 @@ class ScreenedHead(HeadCopy, PreparedHead):
         return f"screened {config}" if chosen else None, reason
 
     def draw(self, request: Request, out: Sample) -> None:
-        """See PreparedHead."""
-        found = torch.empty(len(out.tokens), dtype=torch.int32, device=out.tokens.device)
-        carry_out(request, self, None, Screened(out.tokens, out.valid, found=found))
+        num_exact = torch.empty(len(out.tokens), dtype=torch.int32, device=out.tokens.device)
+        carry_out(request, self, None, Screened(out.tokens, out.valid, found=num_exact))
 
     @torch.no_grad()
     def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
-        """See PreparedHead."""
         screened.filters.launch(request, self, filters, out)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:
     """Make the int8 copy of weight [V, D] on its device.
 
-    A scale is the row's largest entry over 127. The bounds are those of the values that the weight
-    has now: after a change call `refresh` of the head. The copy has no gradient.
+    A scale is the row's largest entry divided by 127. The bounds hold for the values that the
+    weight has now: after a change call `refresh` of the head. The copy has no gradient.
 
     Raises:
-        InvalidType: not a matrix of bf16, fp16 or fp32. InvalidArgument: empty, not contiguous,
-            or of more than 131,072 columns.
+        InvalidType: `weight` is not a matrix of bf16, fp16 or fp32.
+        InvalidArgument: `weight` is empty, not contiguous, or has more than 131,072 columns.
     """
     check_weight(weight)
     V, D = weight.shape

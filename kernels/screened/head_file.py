@@ -37,7 +37,7 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
 
     Every row of the current weight is checked against its bounds first. The file is replaced
     atomically: if writing fails, the previous file stays. A new file gets the permissions of the
-    umask, an existing one keeps its own. A link to a file stays a link.
+    umask, an existing file keeps its permissions. A link to a file stays a link.
 
     Args:
         head: from prepare_head or load_head.
@@ -65,7 +65,7 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
         mode = _regular_mode(path)
         temporary = target.with_name(f".fsbench-{secrets.token_hex(8)}.tmp")
         try:
-            temporary.touch()  # raises the system's own error if the folder refuses new files
+            temporary.touch()  # raises the system's error if the folder refuses new files
             if mode is None:
                 mode = temporary.stat().st_mode
             save_file(parts, temporary, metadata)
@@ -96,7 +96,7 @@ def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
     path = _checked_path(path)
     with _named_errors("read", path):
         with path.open("rb"):
-            pass  # raises the system's own error if the file cannot be read
+            pass  # raises the system's error if the file cannot be read
         try:
             saved_hash, parts = _read(path, weight)
         except SafetensorError as error:

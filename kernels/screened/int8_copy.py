@@ -1,9 +1,9 @@
-"""`HeadCopy`: an int8 copy of an LM head, with what bounds its error; docs/guide/screened-head.md.
+"""`HeadCopy`: an int8 copy of an LM head, and bounds of its error (docs/guide/screened-head.md).
 
     w_v = scale_v code_v + r_v,   |r_v|_2 <= residual_v,   |scale_v code_v|_2 <= norm_v
 
-so that a logit is known from the copy within what `fsbench.kernels.screened.bounds` makes of these
-three numbers per token. They are computed in float64 and rounded upwards.
+`fsbench.kernels.screened.bounds` computes from these three numbers per token how far the logit of
+the copy may be from the logit of the weight. They are computed in float64 and rounded upwards.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from fsbench.kernels.checks.tensors import check_dense, check_tensor, without_au
 from fsbench.kernels.configs.screen import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
-"""Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
+"""Rows with larger or undefined entries are not screened: a logit of two of them could overflow."""
 SMALLEST_MAXIMUM = 2.0**-90
-"""Rows below it, of hidden too, have codes of 0 and are all error: no product can underflow."""
+"""Rows below it, of hidden too, have codes of 0 and an error that is the row itself, so that no
+product can underflow."""
 _SMALLEST_RESIDUAL = 2.0**-110
 
 
@@ -30,14 +31,14 @@ _AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is
 
 @dataclass(eq=False)
 class HeadCopy(Keyed):
-    """A weight and its int8 copy; see screened.head.ScreenedHead.
+    """A weight and its int8 copy: the fields of screened.head.ScreenedHead.
 
-    weight: [V, D] bf16, fp16 or (on a CPU) fp32, the head itself.
+    weight: [V, D] bf16, fp16 or (on a CPU) fp32.
     codes: int8 [V, D], -127 to 127.
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
 
-    A head whose weight torch has written to since is refused, until it is refreshed or checked.
-    What torch does not see is in checks.identity; `check` sees all of it.
+    If torch writes to the weight, calls refuse the head until it is refreshed or checked.
+    checks.identity says which writes torch does not count; `check` finds those, too.
     """
 
     weight: Tensor
@@ -62,15 +63,15 @@ class HeadCopy(Keyed):
 
     @property
     def extra_bytes(self) -> int:
-        """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
+        """Bytes in addition to the weight: D + 12 per token."""
         return extra_bytes(*self.weight.shape)
 
     @without_autocast
     def refresh(self, weight: Tensor | None = None) -> None:
-        """Make the copy anew, in place, of the weight as it is now or of another in its place.
+        """Make the copy again, in place, from the current values or from another weight.
 
-        CUDA graphs that were captured with the head go on with the new copy, but with the address
-        of the weight that they were captured with. It takes as long as prepare_head.
+        Replays of CUDA graphs that captured the head use the new copy, but still the address of
+        the old weight. This takes as long as prepare_head.
 
         Raises:
             InvalidType, InvalidArgument: as prepare_head, or a weight of another shape, dtype or
@@ -88,12 +89,13 @@ class HeadCopy(Keyed):
         self.weight = new
 
     def check(self) -> None:
-        """Hold every row of the weight as it is now against the copy; accept it if all are bounded.
+        """Compare every row of the weight with the copy, and accept the weight if all are bounded.
 
-        A change within the bounds is none: every draw stays exact. As long as prepare_head takes.
+        A change within the bounds is harmless: every draw stays exact. This takes as long as
+        prepare_head.
 
         Raises:
-            InvalidArgument: a row that the copy does not bound; or the parts do not fit each other.
+            InvalidArgument: the copy does not bound a row, or the parts do not fit each other.
         """
         check_copy(self, as_it_was=False)
         source = Source(self.weight)
@@ -106,7 +108,7 @@ class HeadCopy(Keyed):
 
 
 def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(codes, scale, residual, norm) of rows w, float64 [R, D]."""
+    """Return (codes, scale, residual, norm) of rows w, float64 [R, D]."""
     largest = w.abs().amax(1)
     # The comparison is false for NaN too.
     screened = largest <= LARGEST_ENTRY
@@ -122,7 +124,10 @@ def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _upwards(values: Tensor) -> Tensor:
-    """float64 norms -> fp32, not below the true ones: D + 2 roundings of 2^-53 are below 2^-30."""
+    """Round float64 norms to fp32, not below the true norms.
+
+    The D + 2 roundings of a norm, 2^-53 each, are below 2^-30 together.
+    """
     inflated = values * (1 + 2.0**-30)
     rounded = inflated.float()
     above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
@@ -130,14 +135,14 @@ def _upwards(values: Tensor) -> Tensor:
 
 
 def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
-    """The head itself, if its parts fit each other; their values are not looked at.
+    """Return the head if its parts fit each other; their values are not read.
 
-    as_it_was: whether the weight must not have changed, as far as torch knows.
+    as_it_was: whether to refuse a weight that torch has written to.
 
     Raises:
-        InvalidType: no ScreenedHead, or a part of another dtype. InvalidArgument: a part of
-            another shape or on another device, or a weight that has changed. Both also as
-            prepare_head.
+        InvalidType: no ScreenedHead, a part of another dtype, or as prepare_head.
+        InvalidArgument: a part of another shape or on another device, a weight that has changed, or
+            as prepare_head.
     """
     if not isinstance(head, HeadCopy):
         raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
@@ -154,9 +159,9 @@ def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
 
 @without_autocast
 def unbounded_row(head: HeadCopy) -> int | None:
-    """The first row of the weight that its copy does not bound as above; None if there is none.
+    """Return the first row of the weight that the copy does not bound, or None.
 
-    As long as prepare_head takes. A weight that changed within its bounds still has all of them.
+    This takes as long as prepare_head.
     """
     V, D = head.weight.shape
     rows = max(1, _AT_ONCE // D)
@@ -170,17 +175,17 @@ def unbounded_row(head: HeadCopy) -> int | None:
 
 
 def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
-    """Whether rows w are bounded by what the copy says of them, bool [R]; all is float64."""
+    """Return whether the copy bounds each row of w, bool [R]. All arguments are float64."""
     copy = codes * scale[:, None]
     # prepare_head inflates by 2^-30, and float64 errs by less than 2^-35.
     inflation = 1 + 2.0**-31
     bounded = (w - copy).norm(dim=1) * inflation <= residual
     bounded &= copy.norm(dim=1) * inflation <= norm
-    # What keeps sums below an overflow.
+    # Sums must not overflow.
     bounded &= torch.maximum(w.abs(), copy.abs()).amax(1) <= 2 * LARGEST_ENTRY
     bounded &= codes.amin(1) >= -LARGEST_CODE
     bounded &= residual >= _SMALLEST_RESIDUAL
-    # With an infinite one nothing is taken for known.
+    # With an infinite residual the screen assumes nothing about the row.
     return bounded | (residual == torch.inf)
 
 

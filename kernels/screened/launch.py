@@ -1,7 +1,7 @@
-"""Host side of the screened sampler's kernels: scratch memory, two launches.
+"""Launch the screened sampler: scratch memory and two launches.
 
 The codes of hidden, the records and the lists are scratch memory of a call. Counters, bounds and
-keys are of a workspace that every call leaves as it found it, so nothing is cleared.
+keys are in a workspace that every call resets at its end, so nothing is cleared before a call.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from fsbench.kernels.screened.rounding import (
 
 
 class _Prepared(NamedTuple):
-    """What calls of one kind have in common.
+    """Launches and sizes that calls with one launch key share.
 
-    screen, resolve: the launches. load_screen, load_resolve: two matrices -> both as they are
-    loaded: (codes, copy), and (hidden, weight).
-    codes, numbers, records, lists: shapes of the scratch memory. rows: of hidden, made even.
+    screen, resolve: the launches. load_screen, load_resolve: make kernel operands of two matrices,
+    (codes, copy) and (hidden, weight).
+    codes, numbers, records, lists: shapes of the scratch memory. rows: B rounded up to 16.
     """
 
     screen: Launch
@@ -65,8 +65,7 @@ class _Prepared(NamedTuple):
 def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screened) -> None:
     """Draw one token for each row by the screen.
 
-    A request that the screen for Hopper cannot serve takes the portable one, which has the same
-    tokens.
+    A request that the Hopper screen cannot serve takes the portable screen; tokens are the same.
     """
     hidden, weight, shard = request.hidden, request.weight, request.shard
     by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
@@ -83,23 +82,23 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
     line = None if shard is None else shard.line
     device = hidden.device
     with launching_on(device):
-        known = cached(key, _prepare, request, head, configs, by_tma, processed.mask_words)
-        work = workspace(2 * known.rows, device)  # at least COUNTERS + rows
-        codes = torch.empty(known.codes, dtype=torch.int8, device=device)
-        boxes, copy = known.load_screen(codes, head.codes)
+        prepared = cached(key, _prepare, request, head, configs, by_tma, processed.mask_words)
+        work = workspace(2 * prepared.rows, device)  # at least COUNTERS + rows
+        codes = torch.empty(prepared.codes, dtype=torch.int8, device=device)
+        boxes, copy = prepared.load_screen(codes, head.codes)
         of_both: dict[str, Any] = {
             "hidden_ptr": hidden,
             "counters_ptr": work.arrivals,
-            "lower_ptr": work.keys[known.rows :],
+            "lower_ptr": work.keys[prepared.rows :],
             "listed_ptr": work.arrivals[COUNTERS:],
-            "list_ptr": torch.empty(known.lists, dtype=torch.int32, device=device),
+            "list_ptr": torch.empty(prepared.lists, dtype=torch.int32, device=device),
             "found_ptr": out.found,
             "seed_ptr": request.seed,
             "offset_ptr": request.offset,
             "temperature": request.temperature,
         }
         of_portable = {"copy_ptr": head.codes, **of_logits}
-        known.screen(
+        prepared.screen(
             {
                 "codes_ptr": codes,
                 "codes": boxes,
@@ -107,14 +106,14 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
                 "scale_ptr": head.scale,
                 "residual_ptr": head.residual,
                 "norm_ptr": head.norm,
-                "numbers_ptr": torch.empty(known.numbers, dtype=torch.float32, device=device),
-                "records_ptr": torch.empty(known.records, dtype=torch.int32, device=device),
+                "numbers_ptr": torch.empty(prepared.numbers, dtype=torch.float32, device=device),
+                "records_ptr": torch.empty(prepared.records, dtype=torch.int32, device=device),
                 **of_both,
-                **(of_portable if known.screen.kernel is screen_kernel else {}),
+                **(of_portable if prepared.screen.kernel is screen_kernel else {}),
             }
         )
-        loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
-        known.resolve(
+        loaded_hidden, loaded_weight = prepared.load_resolve(hidden, weight)
+        prepared.resolve(
             {
                 "hidden": loaded_hidden,
                 "weight": loaded_weight,
@@ -137,7 +136,7 @@ def _prepare(
     by_tma: tuple[bool, bool],
     mask_words: int,
 ) -> _Prepared:
-    """What calls like this one have in common.
+    """Prepare what calls with this launch key share.
 
     by_tma: whether TMA can load the codes and the copy, and hidden and the weight.
     """
@@ -247,7 +246,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], **fixed: Any) -> Launch:
 def _boxes(
     first_rows: int, second_rows: int, cols: int, by_tma: bool
 ) -> Callable[[Tensor, Tensor], tuple[Any, Any]]:
-    """Two matrices -> both as a kernel loads them, in boxes of so many rows and columns."""
+    """Return a function that makes kernel operands of two matrices, with boxes of this size."""
     return lambda first, second: (
         matrix_operand(first, first_rows, cols, by_tma),
         matrix_operand(second, second_rows, cols, by_tma),
@@ -255,5 +254,5 @@ def _boxes(
 
 
 def _plain_logits(request: Request) -> bool:
-    """Whether the screen for Hopper has all that the request asks for."""
+    """Return whether the Hopper screen supports the options of the request."""
     return request.bias is None and request.mask is None and request.soft_cap is None

@@ -1,10 +1,10 @@
-"""Device code of the screened sampler's first launch: hidden in two bytes, and the screen.
+"""Device code of the screened sampler's first launch: round hidden to two bytes, and screen.
 
-The programs first round hidden to 16 bits, row by row, while the first bytes of the int8 copy come
-in (screened.rounding). Then they stream the copy, share the largest lower bound of each row, and
-keep what may exceed it: records of a Philox word of four tokens each, per program and row
-(screened.records). When a program ends, the bound has risen, and the few tokens that still reach
-it go to the list of the row, for the second launch (screened.resolve).
+The programs first round hidden to 16 bits, row by row, while the first bytes of the int8 copy are
+loaded (screened.rounding). Then they stream the copy, share the largest lower bound of each row,
+and record the tokens that may exceed it, in Philox words of four tokens, per program and row
+(screened.records). When a program ends, the bound has risen. The few tokens that still reach it are
+put on the list of the row for the second launch (screened.resolve).
 """
 
 import triton
@@ -20,7 +20,7 @@ from fsbench.kernels.device.mainloop import (
     touch,
 )
 from fsbench.kernels.device.rows import settings
-from fsbench.kernels.screened.records import leave_records, list_what_is_left
+from fsbench.kernels.screened.records import leave_records, list_remaining
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 from fsbench.kernels.screened.score_bounds import (
     ABSOLUTE_SLACK,
@@ -52,7 +52,7 @@ def screen_kernel(
     row_bias_ptr,  # [B, V] or None
     mask_ptr,  # [B, mask_words] int32, or None
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
-    lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
+    lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; LOWEST_KEY at first
     listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
     records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
     list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; (first) tokens
@@ -89,13 +89,13 @@ def screen_kernel(
     if UNIT < 16:
         D = D // UNIT * UNIT
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
-    first, own = own_tokens(first_token, num_tokens, V)
-    if first_token is not None:  # so that a token's id finds its own numbers
+    first, shard_size = own_tokens(first_token, num_tokens, V)
+    if first_token is not None:  # index by token id
         scale_ptr -= first_token
         residual_ptr -= first_token
         norm_ptr -= first_token
     if USE_TMA and NVIDIA:
-        prefetch_tile(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
+        prefetch_tile(copy_ptr, pid_v * BLOCK_V, shard_size, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
@@ -105,15 +105,9 @@ def screen_kernel(
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
     seed, row, offset, T, inverse_temperature = settings(
-        seed_ptr,
-        offset_ptr,
-        temperature,
-        rows,
-        B,
-        SEED_PER_ROW,
-        OFFSET_PER_ROW,
+        seed_ptr, offset_ptr, temperature, rows, B, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
-    )
+    )  # fmt: skip
     step = tl.load(numbers_ptr + rows, mask=~idle, other=0.0)[:, None]
     reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
     spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
@@ -128,10 +122,10 @@ def screen_kernel(
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
-    mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
+    slots = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
     # What is absent is an empty tuple, as None cannot be in one.
     vectors = (scale_ptr, residual_ptr, norm_ptr, () if bias_ptr is None else (bias_ptr,))
-    for tile_v in tl.range(pid_v, tl.cdiv(own, BLOCK_V), programs_v, flatten=FLATTEN):
+    for tile_v in tl.range(pid_v, tl.cdiv(shard_size, BLOCK_V), programs_v, flatten=FLATTEN):
         row0 = tile_v * BLOCK_V
         v0 = first + row0
         words = None
@@ -141,10 +135,10 @@ def screen_kernel(
         touch(scale_ptr + line, NVIDIA)
         touch(residual_ptr + line, NVIDIA)
         touch(norm_ptr + line, NVIDIA)
-        # Other programs raise it meanwhile; an older one only leaves over more.
+        # Other programs raise the bound meanwhile; an older bound only records more tokens.
         key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
         z = screened_logits(
-            codes, copy, pid_b, row0, own, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+            codes, copy, pid_b, row0, shard_size, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         limit = tl.maximum(limit, bound_of_key(key)[:, None])
         z *= step
@@ -153,15 +147,15 @@ def screen_kernel(
         limit, count = leave_records(
             z, words, v0, vectors, rows, (row, seed, offset),
             (T, inverse_temperature, extra, reach, spread), soft_cap, row_bias_ptr, limit, count,
-            mine, B, V, NOISE, ROOM, NVIDIA,
+            slots, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         best = tl.max(limit, axis=1)
-        there = (~idle) & (best > LOWEST_BOUND)
-        tl.atomic_max(lower_ptr + rows, bound_key(best), mask=there, sem="relaxed")
+        has_bound = (~idle) & (best > LOWEST_BOUND)
+        tl.atomic_max(lower_ptr + rows, bound_key(best), mask=has_bound, sem="relaxed")
 
     tl.debug_barrier()
     records = records_ptr + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
-    list_what_is_left(
+    list_remaining(
         rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST, DEPTH
     )
 
@@ -170,7 +164,7 @@ def screen_kernel(
 def screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
                      BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
                      USE_TMA: tl.constexpr):  # fmt: skip
-    """256 code . high + code . low, fp32 [BLOCK_B, BLOCK_V]: the integer sums are exact."""
+    """Return 256 code . high + code . low, fp32 [BLOCK_B, BLOCK_V]; the integer sums are exact."""
     ROWS: tl.constexpr = 2 * BLOCK_B
     acc = tl.zeros((BLOCK_V, ROWS) if V_ON_M else (ROWS, BLOCK_V), tl.int32)
     steps = tl.cdiv(D, BLOCK_D)
@@ -190,7 +184,7 @@ def screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 
 @triton.jit
 def prefetch_tile(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
-    """Ask for the first columns of a tile of the copy."""
+    """Prefetch the first columns of a tile of the copy."""
     line = tl.arange(0, 8 * KIB)  # of 128 bytes
     row = tl.minimum(v0 + line % BLOCK_V, V - 1)
     prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)

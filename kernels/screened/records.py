@@ -1,7 +1,7 @@
-"""Device code of the screen: records of what may win.
+"""Device code of the screen: records of tokens that may win.
 
-A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
-A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
+A record is about a Philox word of four tokens: their largest upper bound, and which of them may
+win. A thread keeps records of its words of a row, and the largest lower bound that it has seen.
 """
 
 import triton
@@ -15,21 +15,21 @@ from fsbench.kernels.screened.score_bounds import bound_of_key, known_logits, la
 
 @triton.jit
 def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias_ptr, limit, count,
-                  mine, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
+                  slot_ptrs, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
                   NVIDIA: tl.constexpr):  # fmt: skip
-    """Leave records of the words of a tile [R, WIDTH] that may win.
+    """Record the words of a tile [R, WIDTH] that may win.
 
-    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
-    room for records of its own, so threads do not have to agree on anything.
+    The loop takes one word of every slot [R, W] at a time, W neighboring words. A slot has its
+    bound, its number of records and its memory for them, so threads need no synchronization.
 
     Args:
         words: of device.epilogue.allowed_words, or None.
         vectors: pointers (scale, residual, norm, (bias,) or ()).
         noise: (number in the noise, seed, offset) of the rows.
         bounds: (T, 1 / T, extra, reach, spread), [R, 1] each.
-        mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
-            the other.
-        limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
+        slot_ptrs: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one
+            after the other.
+        limit, count: [R, W]: the largest lower bound that the slot has seen, and the number of its
             records.
 
     Returns:
@@ -56,7 +56,7 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
         lanes = allowed & reaching(upper, limit)
         largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
         fits = (lanes != 0) & (count < ROOM)
-        store_record(mine + 2 * count, largest, record, fits, NVIDIA)
+        store_record(slot_ptrs + 2 * count, largest, record, fits, NVIDIA)
         count += (lanes != 0).to(tl.int32)
     return limit, count
 
@@ -64,12 +64,12 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
 @triton.jit
 def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, soft_cap, word,
                     limit, B, V, NOISE: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
-    """(upper bounds by lane, limit) of a word of every slot, [R, W] each.
+    """Return (upper bounds by lane, limit) of a word of every slot, [R, W] each.
 
     Args:
         z: four tensors [R, W], by lane. word: int32 [W], 0 .. W - 1.
         allowed: int32 [R, W], the lanes whose tokens may win, as bits; or None for all of them.
-            What is not allowed has no part in the limit.
+            Forbidden tokens do not raise the limit.
         others: as in leave_records.
     """
     row, seed, offset = noise
@@ -105,7 +105,7 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
 
 @triton.jit
 def reaching(upper, least):
-    """Bit i is set where upper[i] is not below least."""
+    """Return int32 bits: bit i is set where upper[i] is not below least."""
     u0, u1, u2, u3 = upper
     return _bits((u0 < least) == 0, (u1 < least) == 0, (u2 < least) == 0, (u3 < least) == 0)
 
@@ -118,14 +118,14 @@ def _bits(b0, b1, b2, b3):
 
 @triton.jit
 def record_of(upper, v0, word, lanes):
-    """(largest upper bound, number of the word above its lanes that may win, as four bits)."""
+    """Return (largest upper bound, the word's number << 4 | the lanes that may win)."""
     largest = nan_max(nan_max(upper[0], upper[1]), nan_max(upper[2], upper[3]))
     return largest, (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
 
 
 @triton.jit
-def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
-    """Both words of a record at `at`, where `there`."""
+def store_record(ptrs, upper, record, stored, NVIDIA: tl.constexpr):
+    """Store both words of a record at `ptrs`, where `stored`."""
     if NVIDIA:
         # tl.store would first move everything to another layout, by shared memory and barriers.
         tl.inline_asm_elementwise(
@@ -136,38 +136,38 @@ def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
             mov.b32 $0, 0;
             }""",
             "=r,l,r,r,r",
-            [at.to(tl.int64), upper.to(tl.int32, bitcast=True), record, there.to(tl.int32)],
+            [ptrs.to(tl.int64), upper.to(tl.int32, bitcast=True), record, stored.to(tl.int32)],
             tl.int32,
             False,
             1,
         )
     else:
-        tl.store(at, upper.to(tl.int32, bitcast=True), mask=there)
-        tl.store(at + 1, record, mask=there)
+        tl.store(ptrs, upper.to(tl.int32, bitcast=True), mask=stored)
+        tl.store(ptrs + 1, record, mask=stored)
 
 
 @triton.jit
 def lanes_below(V):
-    """For lanes_inside: which lanes of the words around token V are below it, four bits a word.
+    """Return which lanes of the words around token V are below it, four bits a word.
 
-    The first four bits are those of all words that end before V's 16 tokens, the next are the four
-    words of these.
+    The first four bits are for all words that end before V's 16 tokens, the next for the four words
+    of these 16 tokens.
     """
-    rest = V % 16
+    tail = V % 16
     lanes = 15
     for word in tl.static_range(4):
         first = 2 * word
-        inside = _bits(first < rest, first + 1 < rest, first + 8 < rest, first + 9 < rest)
+        inside = _bits(first < tail, first + 1 < tail, first + 8 < tail, first + 9 < tail)
         lanes |= inside << (4 * word + 4)
     return lanes
 
 
 @triton.jit
 def lanes_inside(record, below, V):
-    """The lanes of a record whose tokens are below V, as bits; below: of lanes_below.
+    """Return the lanes of a record whose tokens are below V, as bits; below: lanes_below(V).
 
-    A row without bounds has infinities, and 0 times one of them is a NaN, which passes every
-    comparison: so a record may have lanes of a tile's padding.
+    A row without bounds has infinities, and 0 times infinity is NaN, which passes every comparison.
+    So a record may have lanes of a tile's padding.
     """
     word = (record >> 4) - V // 16 * 4
     place = tl.minimum(tl.maximum(word, -1), 4) + 1
@@ -175,48 +175,49 @@ def lanes_inside(record, below, V):
 
 
 @triton.jit
-def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_ptr, B, V,
+def list_remaining(rows, active, count, records, lower_ptr, listed_ptr, list_ptr, B, V,
                        ROOM: tl.constexpr, LIST: tl.constexpr,
                        DEPTH: tl.constexpr):  # fmt: skip
-    """Move those of this program's records that still reach the bound to the lists of the rows.
+    """Put the tokens of this program's records that still reach the bound on the rows' lists.
 
-    DEPTH records of every slot at a time. Tokens from V on are on no list, whatever their bounds.
+    The loop takes DEPTH records of every slot at a time. Tokens from V on are never listed.
 
     Args:
-        rows, there, records: [R]; records points to those of the row. count: [R, slots].
+        rows: int32 [R]. active: bool [R], rows below B. records: pointers [R] to a row's records.
+        count: int32 [R, slots].
     """
     R: tl.constexpr = count.shape[0]
     SLOTS: tl.constexpr = count.shape[1]
-    lower = tl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
+    lower = tl.load(lower_ptr + rows, mask=active, other=0, volatile=True)
     limit = bound_of_key(lower)[:, None]
     out = list_ptr + rows.to(tl.int64)[:, None] * LIST
     most = tl.max(count, axis=1)
     # More records than there was room for: the row is computed in full.
-    tl.atomic_add(listed_ptr + rows, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
+    tl.atomic_add(listed_ptr + rows, LIST + 1, mask=active & (most > ROOM), sem="relaxed")
     inside = lanes_below(V)
     place = tl.arange(0, SLOTS * DEPTH)[None, :]
     filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
     for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
         i = first + place % DEPTH
-        at = records[:, None] + 2 * (place // DEPTH * ROOM + i)
-        known = there[:, None] & (i < tl.minimum(filled, ROOM))
-        upper = tl.load(at, mask=known, other=0)
-        record = tl.load(at + 1, mask=known, other=0)
-        lanes, tokens = lanes_left(upper, record, known, limit, inside, V)
+        ptrs = records[:, None] + 2 * (place // DEPTH * ROOM + i)
+        exists = active[:, None] & (i < tl.minimum(filled, ROOM))
+        upper = tl.load(ptrs, mask=exists, other=0)
+        record = tl.load(ptrs + 1, mask=exists, other=0)
+        lanes, tokens = lanes_left(upper, record, exists, limit, inside, V)
         number = tl.sum(tokens, axis=1)
-        before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
+        before = tl.atomic_add(listed_ptr + rows, number, mask=active & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
         list_tokens(out, to, upper, record, lanes, B, LIST)
 
 
 @triton.jit
-def lanes_left(upper, record, known, limit, inside, V):
-    """(which lanes of records still reach the bound, as bits; how many these are).
+def lanes_left(upper, record, exists, limit, inside, V):
+    """Return (which lanes of records still reach the bound, as bits; the number of these lanes).
 
-    known: which records there are. limit: the bound. inside: of lanes_below.
+    exists: which records exist. limit: the bound. inside: lanes_below(V).
     """
     below = upper.to(tl.float32, bitcast=True) < limit
-    lanes = tl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
+    lanes = tl.where(exists & (below == 0), lanes_inside(record, inside, V), 0)
     return lanes, (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
 
 
@@ -224,7 +225,7 @@ def lanes_left(upper, record, known, limit, inside, V):
 def list_tokens(out, to, upper, record, lanes, B, LIST: tl.constexpr):
     """Put the tokens of records on the lists of their rows, from place `to` on.
 
-    out: pointers to the rows' lists [2, B, LIST]. What is beyond LIST is left out.
+    out: pointers to the rows' lists [2, B, LIST]. Tokens beyond LIST are left out.
     """
     token = first_of_word(0, record >> 4)
     for lane in tl.static_range(4):

@@ -1,8 +1,8 @@
-"""Device code of the screen: hidden in two bytes, and the sums of both.
+"""Device code of the screen: round hidden to two bytes, and add up the products of both.
 
-A row is claimed, so a program waits only for programs that run, and the launch ends whatever else
-the GPU is doing. `screened.bounds.screen_hidden` is the same in torch; docs/guide/screened-head.md
-proves it.
+Programs claim rows. So a program waits only for programs that already run, and the launch ends even
+if other work keeps programs from starting. `screened.bounds.screen_hidden` is the same in torch;
+docs/guide/screened-head.md proves it.
 """
 
 import triton
@@ -23,32 +23,32 @@ ROUNDING = tl.constexpr(in_torch.ROUNDING)
 ROW_NUMBERS = tl.constexpr(3)
 """step, reach and spread of a row, one after the other."""
 CLAIMED = tl.constexpr(0)
-"""Counters: rows of hidden that programs have taken,"""
+"""Counter: rows of hidden that programs have claimed."""
 ROUNDED = tl.constexpr(1)
-"""that are rounded,"""
+"""Counter: rows of hidden that are rounded."""
 ARRIVED = tl.constexpr(2)
-"""and programs of the second launch that are done."""
+"""Counter: programs of the second launch that are done."""
 
 
 @triton.jit
 def code_row(b, part):
-    """Row of the codes that has the high (part 0) or low bytes (1) of row b of hidden.
+    """Return the row of the codes with the high (part 0) or low bytes (1) of row b of hidden.
 
-    Eight rows' high bytes, then their low ones, and so on: so a thread of a tensor core that has
-    the sum of one has that of the other.
+    The high bytes of eight rows are followed by their low bytes. So a thread that gets the sum of
+    the high bytes from the tensor core gets that of the low bytes, too.
     """
     return b // 8 * 16 + part * 8 + b % 8
 
 
 @triton.jit
 def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root):
-    """Two bytes of row b of hidden, and its step, reach and spread (bounds.screen_hidden).
+    """Store row b of hidden as two bytes, and its step, reach and spread (bounds.screen_hidden).
 
     Args:
         hidden_ptr: [B, D]. codes_ptr: int8 [blocks of rows * 2 BLOCK_B, D]; see code_row.
         numbers_ptr: fp32 [ROW_NUMBERS, B]. gamma: accumulation_error(D).
         norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
-        cols: 0, 1, ... of as many columns as are taken at a time.
+        cols: int32, 0, 1, ...: the columns of a step.
     """
     AT_ONCE: tl.constexpr = cols.shape[0]
     row = hidden_ptr + b.to(tl.int64) * D
@@ -67,8 +67,8 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
     high_row = codes_ptr + code_row(b, 0).to(tl.int64) * D
     low_row = codes_ptr + code_row(b, 1).to(tl.int64) * D
     for d in range(0, D, AT_ONCE):
-        there = d + cols < D
-        h = tl.load(row + d + cols, mask=there, other=0.0).to(tl.float32)
+        in_bounds = d + cols < D
+        h = tl.load(row + d + cols, mask=in_bounds, other=0.0).to(tl.float32)
         x = tl.where(rounded, h, 0.0) * inverse
         # Any integer near enough would do: the error is measured, not assumed.
         code = tl.floor(x * LARGEST_STEPS + 0.5)
@@ -76,8 +76,8 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
         error = x - code * (1.0 / LARGEST_STEPS)
         squares += x * x
         errors += error * error
-        tl.store(high_row + d + cols, high.to(tl.int8), mask=there)
-        tl.store(low_row + d + cols, (code - 256.0 * high).to(tl.int8), mask=there)
+        tl.store(high_row + d + cols, high.to(tl.int8), mask=in_bounds)
+        tl.store(low_row + d + cols, (code - 256.0 * high).to(tl.int8), mask=in_bounds)
     size = tl.sqrt(tl.sum(squares, 0)) * norm_inflation + 5.551115123125783e-17
     spread = tl.sqrt(tl.sum(errors, 0)) * norm_inflation + 5.551115123125783e-17
     spread += 9.5367431640625e-07 * size
@@ -93,7 +93,7 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
 
 @triton.jit
 def ask_for_hidden(hidden_ptr, line, B, D):
-    """Bring hidden [B, D] into the L2, some by each program, before the copy fills the queues.
+    """Prefetch a program's share of hidden [B, D] into the L2, before the copy fills the queues.
 
     line: int32, 0, 1, ... NVIDIA only.
     """
@@ -107,9 +107,9 @@ def ask_for_hidden(hidden_ptr, line, B, D):
 @triton.jit
 def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
                        gamma, norm_inflation, root, FENCED: tl.constexpr):  # fmt: skip
-    """Round the rows that this program gets hold of; cols as in _round_row.
+    """Round the rows that this program claims; cols as in _round_row.
 
-    FENCED: TMA may read the codes: on NVIDIA GPUs of compute capability 9.0 and later.
+    FENCED: whether TMA may read the codes, on NVIDIA GPUs of compute capability 9.0 and later.
     """
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
@@ -125,7 +125,7 @@ def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_p
 
 @triton.jit
 def wait_for_rows(counters_ptr, B, FENCED: tl.constexpr):
-    """Until all rows are rounded, by programs that run."""
+    """Wait until programs have rounded all rows."""
     rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
     while rounded < B:
         rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
@@ -134,7 +134,7 @@ def wait_for_rows(counters_ptr, B, FENCED: tl.constexpr):
 
 @triton.jit
 def _fence_for_tma(x, FENCED: tl.constexpr):
-    """TMA reads what was written before; x is any int32 scalar."""
+    """Make earlier writes visible to TMA; x is any int32 scalar."""
     if FENCED:
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [x], tl.int32, False, 1
@@ -143,7 +143,7 @@ def _fence_for_tma(x, FENCED: tl.constexpr):
 
 @triton.jit
 def both_bytes(sums):
-    """int32 [2 R, W], of high and low bytes as in code_row -> 256 high + low, fp32 [R, W]."""
+    """Return 256 high + low, fp32 [R, W], of sums int32 [2 R, W] in the order of code_row."""
     R: tl.constexpr = sums.shape[0] // 2
     W: tl.constexpr = sums.shape[1]
     high, low = sums.reshape(R // 8, 2, 8, W).permute(0, 2, 3, 1).split()
@@ -152,7 +152,7 @@ def both_bytes(sums):
 
 
 COUNTERS = 16
-"""Three are used; so many keep what follows aligned."""
+"""Three are used; 16 keep what follows aligned."""
 
 
 def rounding_numbers(D: int) -> dict[str, float]:
@@ -165,5 +165,5 @@ def rounding_numbers(D: int) -> dict[str, float]:
 
 
 def rounded_columns(D: int, num_warps: int) -> int:
-    """Columns of hidden that are rounded at a time: 16 in each thread."""
+    """Return how many columns of hidden are rounded at a time: 16 in each thread."""
     return min(512 * num_warps, triton.next_power_of_2(D))

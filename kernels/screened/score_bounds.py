@@ -1,4 +1,4 @@
-"""Device code of the screen: what every score lies between.
+"""Device code of the screen: lower and upper bounds of scores.
 
 `screened.bounds.score_bounds` is the same in torch and defines the constants;
 docs/guide/screened-head.md proves it.
@@ -17,42 +17,43 @@ BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
 CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
 ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
 LOWEST_BOUND = tl.constexpr(-3.4028234663852886e38)
-"""Of a row without a lower bound yet: the lowest finite number. Forbidden tokens have -inf."""
+"""Lower bound of a row at first: the lowest finite number. Forbidden tokens have -inf."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def bound_key(x):
-    """fp32 -> int64 of the same order, above the lowest one; no NaN."""
+    """Map fp32 (no NaN) to int64 in the same order, above LOWEST_KEY."""
     return ordered(x).to(tl.int64) << 32
 
 
 @triton.jit
 def bound_of_key(key):
-    """The inverse of bound_key; LOWEST_BOUND for a key at rest."""
+    """Invert bound_key; LOWEST_KEY gives LOWEST_BOUND."""
     order = (key >> 32).to(tl.int32)
     bits = flipped(order)
-    # A key at rest has bits that are no number.
+    # The bits of LOWEST_KEY are not a number.
     x = tl.where(order == -(2**31), 0, bits).to(tl.float32, bitcast=True)
     return tl.where(order == -(2**31), LOWEST_BOUND, x)
 
 
 @triton.jit
 def rough_gumbel(bits, NVIDIA: tl.constexpr):
-    """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of noise.contract.gumbel.
+    """Return Gumbel(0, 1) noise of 32 random bits, fp32, within 2^-10 of noise.contract.gumbel.
 
-    -log E, E = -log(1 - u), u = (bits + 0.5) 2^-32. For 1 - u above 1 - 2^-10, E is taken for u.
+    This is -log E, E = -log(1 - u), u = (bits + 0.5) 2^-32. If v = 1 - u is above 1 - 2^-10, u
+    approximates E.
     """
     others = (bits.to(tl.int32, bitcast=True) ^ -1).to(tl.uint32, bitcast=True)
-    rest = others.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10  # 1 - u
+    v = others.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     u = bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    E = tl.where(rest > 0.9990234375, u, _rough_log2(rest, NVIDIA) * -LN_2)
+    E = tl.where(v > 0.9990234375, u, _rough_log2(v, NVIDIA) * -LN_2)
     return _rough_log2(E, NVIDIA) * -LN_2
 
 
 @triton.jit
 def _rough_log2(x, NVIDIA: tl.constexpr):
-    """log2 of a normal number: within 2^-22 if x is between 0.5 and 2, else of its own size."""
+    """Return log2 of a normal number, within 2^-22 (relative, unless x is between 0.5 and 2)."""
     if NVIDIA:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1
@@ -63,10 +64,10 @@ def _rough_log2(x, NVIDIA: tl.constexpr):
 
 @triton.jit
 def known_logits(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap):
-    """(y, bound) of logits: each is within bound of y, with the slack of its score.
+    """Return (y, bound): each logit is within bound of y; bound includes the slack of its score.
 
-    NaN stands for what has no bound, so that comparisons let it pass. Where a bias of -inf forbids
-    a token y is -inf, and bound is finite unless the logit may be undefined.
+    A y of NaN has no bound; comparisons let it pass. Where a bias of -inf forbids a token,
+    y is -inf and bound is finite unless the logit may be undefined.
 
     Args:
         z: [R, W], still to be multiplied by the tokens' scales. tokens: int32 [1, W].
@@ -86,8 +87,8 @@ def known_logits(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap):
         y += bias
         bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
     if row_biases is not None:
-        there = (rows < B)[:, None] & inside
-        bias = tl.load(row_biases + tokens, mask=there, other=float("-inf")).to(tl.float32)
+        in_bounds = (rows < B)[:, None] & inside
+        bias = tl.load(row_biases + tokens, mask=in_bounds, other=float("-inf")).to(tl.float32)
         y += bias
         bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
     if soft_cap is not None:
@@ -97,5 +98,5 @@ def known_logits(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap):
 
 @triton.jit
 def larger(a, b):
-    """The larger of two, or the one that is a number."""
+    """Return the larger of two, or the one that is not NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.NONE)

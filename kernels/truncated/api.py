@@ -69,64 +69,66 @@ def truncated_sample(
 ) -> TruncatedSample:
     """Draw from softmax(logits / temperature) over the tokens that the filters keep.
 
-    logits = hidden @ weight.T in fp32, then soft cap, bias and mask, then penalties: of this number
-    one copy is stored, and everything is decided on it. The filters are those of
-    fsbench.reference.truncate in fsbench's order: min-p, then top-k, then top-p of the mass that
-    these left; of equal logits the lower token goes first, and top-k keeps exactly k.
+    logits = hidden @ weight.T in fp32, then soft cap, bias and mask, then penalties. One copy of
+    these logits is stored, and all decisions use it. The filters are those of
+    fsbench.reference.truncate in fsbench's order: min-p, then top-k, then top-p of the remaining
+    mass. Of equal logits the lower token is first, and top-k keeps exactly k.
 
     Args:
         hidden, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in flash_sample. A
             greedy row takes the largest logit, whatever its filters.
-        weight: as in flash_sample, or a ScreenedHead: then a top_k of 1 to 64, or one of each row,
-            is from half of the bytes at small batches, and other calls are those with the head's
-            own weight (docs/guide/screened-head.md). The tokens do not depend on it.
+        weight: as in flash_sample, or a ScreenedHead. With a ScreenedHead, a top_k of 1 to 64, or
+            a top_k tensor, reads half of the bytes at small batches; other calls read the head's
+            weight (docs/guide/screened-head.md). The tokens do not depend on it.
         top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
             above. An integer, or int32 or int64 [B].
         top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
             or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
-        min_p: keep what has at least this part of the largest probability; 0 or below is off. A
-            number, or fp32 [B]; a row with NaN has no draw.
+        min_p: keep tokens with at least this fraction of the largest probability; 0 or below is
+            off. A number, or fp32 [B]; a row with NaN has no draw.
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
-        return_kept: fill this field. It costs time: without it the search for where a row is cut
-            off ends when its token is known.
+        return_kept: fill this field. It costs time: without it the search for a row's cutoff ends
+            when the token is decided.
         return_logprob: fill this field, with the bits that score and flash_sample return for the
-            token; with penalties, which they do not know, of the changed logits.
+            token. With penalties, which these do not have, it is that of the changed logits.
         return_kept_logprob: fill this field, with the bits that score returns for the token with
-            what is kept as the mask. It costs time, as return_kept does.
-        return_rank: fill this field, of all tokens, whatever the filters keep.
-        return_support: fill this field, with room for so many tokens of a row, up to 1024, and
-            `kept`, which is above that in a row with more. It costs time, as return_kept does.
-        return_top: so many of the largest logits, up to 20, as in flash_sample.
-        logprob_temperature: that of logprob and top_logprob, for all rows: with 1 they are those
-            of softmax(logits), whatever is drawn from. By default the row's own.
+            the kept tokens as the mask. It costs time, as return_kept does.
+        return_rank: fill this field, the rank among all tokens, kept or not.
+        return_support: fill this field with up to this number of kept tokens of a row, at most
+            1024, and `kept`, which is above the number in a row with more kept tokens. It costs
+            time, as return_kept does.
+        return_top: number of the largest logits to return, up to 20, as in flash_sample.
+        logprob_temperature: temperature of logprob and top_logprob, for all rows: with 1 they are
+            those of softmax(logits), at any sampling temperature. By default the row's temperature.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
-            of the second, so that they are one race of what is kept; drafts match that more often
-            (docs/guide/speculation.md). A ScreenedHead takes "auto" or "token", which are the same
-            there.
-        config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
+            of the second draw, so that they are one race of the kept tokens; drafts match that more
+            often (docs/guide/speculation.md). A ScreenedHead takes "auto" or "token", which are
+            equal there.
+        config: tile shapes, which also select one of flash_sample's kernels; by default its choice.
 
     Returns:
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
     The first draw is flash_sample's, from all tokens; if the filters keep it, it is the row's
-    token. If not, or with penalties, it is the kept token of the largest logit + temperature
-    Gumbel, with token noise (docs/design/noise.md). Both are keyed by seed, offset, row and token,
-    so the token depends on neither tile nor batch size, and with all filters off it is
+    token. If not, or with penalties, the token is the kept one with the largest logit + temperature
+    Gumbel, with token noise (docs/design/noise.md). Both draws are keyed by seed, offset, row and
+    token, so the token depends on neither tile nor batch size, and with all filters off it is
     flash_sample's with the same noise. Top-k is exact. Sums of probabilities are rounded, so top-p
-    is met within 2^-16 of the mass: by calls that ask for the same fields always in the same way,
-    while a call that asks for what is kept may decide otherwise about a token so near the cutoff.
+    is met within 2^-16 of the mass. Calls that return the same fields always decide in the same
+    way; a call that returns the kept tokens may decide differently about a token this near the
+    cutoff.
 
-    One launch without filters, two for a small top_k of all rows, up to eight for others (of one
-    top_p alone more the smaller it is), two more from a screened head, one more to pack a mask of
-    bools, and up to seven for fields beside tokens and valid. [B, V] fp32 logits are allocated, and
-    some 10 % of that beside them. The host waits as little as for flash_sample; CUDA graphs may
-    capture it, after one launch outside, and replays read seed, offset, and all [B] arguments
-    again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
-    bf16).
+    Launches: one without filters, two for a small top_k of all rows, up to eight for other filters
+    (for one top_p alone, the smaller it is the more), two more from a screened head, one more to
+    pack a mask of bools, and up to seven for fields in addition to tokens and valid. [B, V] fp32
+    logits are allocated, and about 10 % more. As for flash_sample, the host does not wait for the
+    GPU. CUDA graphs may capture the call after one launch outside; replays read seed, offset, and
+    all [B] arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1
+    the kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
-            range, or a config that cannot run here; nothing has been launched.
+            range, or a config that this device cannot run. Nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
     head = None
@@ -171,7 +173,7 @@ def truncated_sample(
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
-        # They change the logits after these are stored: no draw from the first ones can stand.
+        # Penalties change the logits after they are stored, so a draw before that is not used.
         request = request._replace(noise="none")
     choice = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
     empty = partial(torch.empty, device=device)
@@ -210,7 +212,7 @@ def _by_reference(
     sample: TruncatedSample,
     logprob_request: Request | None,
 ) -> None:
-    """The same as launch, by fsbench.reference."""
+    """Draw as launch does, by fsbench.reference."""
     logits = reference.processed_logits(
         raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
@@ -225,7 +227,7 @@ def compute(
     sample: TruncatedSample,
     logprob_request: Request | None = None,
 ) -> None:
-    """The same as launch, by fsbench.reference, of logits fp32 [B, V] before penalties."""
+    """Draw as launch does, by fsbench.reference, from logits fp32 [B, V] before penalties."""
     if penalties is not None:
         seen, counts = penalties.history.dense(logits.shape[1])
         logits = reference.penalized(logits, seen, counts, **amounts(penalties))
@@ -238,17 +240,17 @@ def compute(
     sample.tokens.copy_(tokens)
     sample.valid.copy_(tokens >= 0)
     among = logits.masked_fill(~kept.kept, -torch.inf)
-    _say(request.temperature, (logprob_request or request).temperature, logits, among, sample)
+    _fill(request.temperature, (logprob_request or request).temperature, logits, among, sample)
 
 
-def _say(
+def _fill(
     temperature: float | Tensor,
     logprob_temperature: float | Tensor,
     logits: Tensor,
     kept: Tensor,
     sample: TruncatedSample,
 ) -> None:
-    """Fill in what is there of `sample` beside its tokens; kept: the logits, -inf of the rest."""
+    """Fill the requested fields of `sample`; kept: the logits, -inf for tokens not kept."""
     valid, token = sample.valid, sample.tokens.clamp_min(0)
     for out, among, T in (
         (sample.logprob, logits, logprob_temperature),
@@ -257,9 +259,9 @@ def _say(
         if out is not None:
             out.copy_(reference.log_probability(among, token, T).where(valid, torch.nan))
     if sample.top_tokens is not None and sample.top_logprob is not None:
-        found = reference.largest(logits, sample.top_tokens.shape[1], logprob_temperature)
-        sample.top_tokens.copy_(found[0].where(valid[:, None], -1))
-        sample.top_logprob.copy_(found[1].where(valid[:, None], torch.nan))
+        largest = reference.largest(logits, sample.top_tokens.shape[1], logprob_temperature)
+        sample.top_tokens.copy_(largest[0].where(valid[:, None], -1))
+        sample.top_logprob.copy_(largest[1].where(valid[:, None], torch.nan))
     if sample.rank is not None:
         sample.rank.copy_((logits > logits.gather(1, token[:, None])).sum(1).where(valid, -1))
     if sample.kept is not None:
@@ -268,5 +270,5 @@ def _say(
             limit = sample.support.shape[1]
             order = kept.sort(dim=1, descending=True, stable=True).indices[:, :limit]
             place = torch.arange(order.shape[1], device=order.device)
-            there = (place < sample.kept[:, None]) & (sample.kept <= limit)[:, None]
-            sample.support.fill_(-1)[:, : order.shape[1]] = order.where(there, -1)
+            is_kept = (place < sample.kept[:, None]) & (sample.kept <= limit)[:, None]
+            sample.support.fill_(-1)[:, : order.shape[1]] = order.where(is_kept, -1)

@@ -1,4 +1,4 @@
-"""Launch truncated_sample: the fused kernel, the selection of groups, and what rows need then.
+"""Launch truncated_sample: the fused kernel, the selection of groups, and the search of long rows.
 
 Which launches follow the fused kernel depends on the filters of the call (`launches_for`):
 
@@ -11,10 +11,10 @@ Which launches follow the fused kernel depends on the filters of the call (`laun
     others                                             0        yes   4         yes     yes
     others, where rows may be tested (*)               0        yes   3         yes     yes
 
-(*) without penalties, and where nothing that depends on the cutoff is asked for: a token's row is
-then done when a test finds that it is kept (truncated.top_p). n tests have n - 1 races between
-them. Filters whose numbers differ by row are "others": the look does what it can of each row, and
-leaves a plan for the launches that follow, of which a row takes part in those that it needs.
+(*) without penalties, and without fields that depend on the cutoff: a row is then done when a test
+finds that its token is kept (truncated.top_p). n tests have n - 1 races between them. Filters whose
+numbers differ by row are "others": the look draws the rows that it can, and writes a plan of the
+others. A row takes part in those of the next launches that its plan names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.truncated import long_rows, search
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.penalties import Penalties, TokenHistory, amounts
-from fsbench.kernels.truncated.row_plan import NUMBERS, PLAN, early
+from fsbench.kernels.truncated.row_plan import NUMBERS, PLAN, pdl_options
 from fsbench.kernels.truncated.select import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.support import launch_fields
 from fsbench.kernels.truncated.top_p import is_alone, launch_redraws, tests_needed
@@ -45,11 +45,11 @@ from fsbench.kernels.truncated.top_p import is_alone, launch_redraws, tests_need
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 SEARCHES = 4
-"""Times that many programs narrow down where a row's cutoff is, if they need so many."""
+"""Launches that narrow down the interval of a row's cutoff, at most."""
 TESTED_SEARCHES = 3
 """The same where rows may be tested, an odd number: test, race, test, and in the last two launches
-race and test. Of rows that are searched then, for a large k or a small p, few have more tokens left
-than there is room for."""
+race and test. Of the rows that are searched then, for a large k or a small p, few have more tokens
+in the interval than fit into the buffer."""
 LOOK = {"num_warps": 8}
 
 
@@ -75,7 +75,7 @@ def launches_for(
 
     Args:
         groups: of 32 tokens, in a row.
-        only_tokens: whether there are no penalties, and no field beside tokens is asked for.
+        only_tokens: whether there are no penalties, and only tokens and valid are requested.
         tested: whether rows may be tested, (*) of the table.
     """
     top_k, top_p, _ = filters
@@ -95,9 +95,9 @@ def launches_for(
 
 ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
-"""Two programs on each multiprocessor: they wait for memory and for each other."""
+"""Registers for two programs on each multiprocessor: they wait for memory and for each other."""
 RACE = {"num_warps": 4, "maxnreg": 128}
-"""Four programs on each multiprocessor."""
+"""Registers for four programs on each multiprocessor."""
 PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
@@ -123,8 +123,8 @@ def launch(
         return
     stored = allocate(B, V, device, largest=True)
     logz = None
-    said = sample.logprob is not None or sample.top_logprob is not None
-    if said and penalties is None and logprob_request is None:  # either would change it
+    needs_mass = sample.logprob is not None or sample.top_logprob is not None
+    if needs_mass and penalties is None and logprob_request is None:  # both would change log Z
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
     masses = fused.launch.launch(request, "auto", choice, out, stored)
@@ -162,7 +162,7 @@ def finish(
             launch_fields(request, logprob_request or request, stored, masses, None, sample)
         return
     few = chunk(filters.top_k)
-    found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
+    group_list = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
@@ -170,7 +170,7 @@ def finish(
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     if history is None and request.noise == "none":
-        history = TokenHistory(B, 1, device)  # empty; tells the kernel to ignore sample.tokens
+        history = TokenHistory(B, 1, device)  # empty: the kernel ignores sample.tokens
     cuts = None
     if needs_cutoff:
         cuts = torch.empty(B, dtype=torch.int64, device=device)
@@ -183,7 +183,7 @@ def finish(
             (B,),
             logits_ptr=stored.logits,
             largest_ptr=stored.largest,
-            found_ptr=found,
+            found_ptr=group_list,
             keys_ptr=keys,
             plan_ptr=plan,
             numbers_ptr=numbers,
@@ -205,7 +205,7 @@ def finish(
             GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
             CHUNK=few,
             TESTS=tested and plan is not None,
-            **early(device),
+            **pdl_options(device),
             **LOOK,
         )
         if plan is not None and numbers is not None:
@@ -240,7 +240,7 @@ def _launch_rows(
         "B": B,
         "stride": stride,
         "ROWS": rows,
-        **early(logits.device),
+        **pdl_options(logits.device),
     }
     per = per_row(request)
     of_draws: dict[str, Any] = {
@@ -324,7 +324,7 @@ def is_small(top_k: int | Tensor) -> bool:
 
 
 def chunk(top_k: int | Tensor) -> int:
-    """Return how many groups one program draws from: as many as a small k of all rows needs."""
+    """Return from how many groups one program draws: as many as a small k of all rows needs."""
     if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return max(32, 1 << (top_k + top_k // 8 - 1).bit_length())

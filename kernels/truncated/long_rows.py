@@ -50,17 +50,17 @@ from fsbench.kernels.truncated.row_plan import (
     RACE,
     SHARPNESS,
     TAKEN,
+    TARGET,
     TEMPERATURE,
     TESTED,
     TOP,
-    WANTED,
     K,
     P,
     assigned,
     last_to_arrive,
-    let_follow,
     modes_of_rows,
     set_mode,
+    wait_for_launch,
 )
 from fsbench.kernels.truncated.search import test_planned
 from fsbench.kernels.truncated.top_p import BLOCK
@@ -79,7 +79,7 @@ def sampling_cutoff_kernel(
     numbers_ptr,  # [B, NUMBERS] fp32
     gathered_ptr,  # [B, GATHERED] int64, scratch: keys
     tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
-    masses_ptr,  # [B, blocks, 2] int64, likewise
+    masses_ptr,  # [B, blocks, 2] int64, scratch of test_or_race, or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
@@ -92,10 +92,10 @@ def sampling_cutoff_kernel(
     ROWS: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
-    EARLY: tl.constexpr,  # launched before the launch before it has ended
+    USE_PDL: tl.constexpr,  # programmatic dependent launch
 ):
-    if EARLY:
-        let_follow()
+    if USE_PDL:
+        wait_for_launch()
     modes = modes_of_rows(plan_ptr, launch, B, ROWS)
     row, share, programs = assigned((modes != DONE) & (modes != RACE))
     if programs > 0:
@@ -159,18 +159,18 @@ def _gather_and_cut(
 def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride):
     """Append the keys of a program's tokens in [low, high) to those of its row.
 
-    Their order does not matter, since all that follows is integer arithmetic. The tokens are read
-    twice, to count and to store, so that the reads do not wait for the atomic counter.
+    The order of the keys does not matter, because later launches use integer arithmetic. The tokens
+    are read twice, to count and to store, so that reads do not wait for the atomic counter.
     """
-    many = tl.zeros((SOUGHT,), tl.int32)
+    counts = tl.zeros((SOUGHT,), tl.int32)
     for first in tl.range(share * SOUGHT, stride, programs * SOUGHT):
         token = first + tl.arange(0, SOUGHT)
         y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
-        many += ((ordered(y) >= low) & (ordered(y) < high)).to(tl.int32)
-    n = tl.sum(many)
+        counts += ((ordered(y) >= low) & (ordered(y) < high)).to(tl.int32)
+    n = tl.sum(counts)
     if n > 0:
         place = tl.atomic_add(plan_ptr + TAKEN, n.to(tl.int64)).to(tl.int32)
-        place += tl.cumsum(many, axis=0) - many
+        place += tl.cumsum(counts, axis=0) - counts
         for first in tl.range(share * SOUGHT, stride, programs * SOUGHT):
             token = first + tl.arange(0, SOUGHT)
             y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
@@ -184,20 +184,21 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
     """Return the cutoff of a row, a key.
 
         n gathered         mode        top-p    the cutoff is where
-        room for all       BY_MASS     yes      `wanted` mass is reached among the gathered
-        room for all       others      no       `wanted` tokens are reached among the gathered
+        room for all       BY_MASS     yes      `target` mass is reached among the gathered
+        room for all       others      no       `target` tokens are reached among the gathered
         room for all       others      yes      then p of the mass from there on, in the whole row
-        more than room     BY_MASS     yes      `wanted` mass is reached in the whole row
+        more than room     BY_MASS     yes      `target` mass is reached in the whole row
         more than room     others      no       k tokens are reached in the whole row
         more than room     others      yes      then p of the mass from there on, in the whole row
 
-    `wanted` of the gathered is less by what is above them. BY_MASS is top-p alone, without top-k.
+    Among the gathered, tokens or mass above the interval are subtracted from `target`. BY_MASS is
+    top-p without top-k.
     """
     k = tl.load(plan_ptr + K).to(tl.int32)
     p = tl.load(numbers_ptr + P)
     top = tl.load(numbers_ptr + TOP)
     sharpness = tl.load(numbers_ptr + SHARPNESS)
-    wanted = tl.load(numbers_ptr + WANTED)
+    target = tl.load(numbers_ptr + TARGET)
     above = tl.load(numbers_ptr + ABOVE)
     cut = first_key(low)
     end = first_key(high)
@@ -206,7 +207,7 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
     weights = packed_weights(y, keys > NOTHING, top, sharpness)
     if n > GATHERED:
         end = first_key(ordered(top) + 1)
-        mass = wanted
+        mass = target
         if mode != BY_MASS:
             cut, mass = cut_by_scans(
                 logits_ptr, stride, cut, end, k.to(tl.float32), top, sharpness, False, ROW_AT_ONCE
@@ -217,12 +218,12 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
                 logits_ptr, stride, cut, end, mass, top, sharpness, True, ROW_AT_ONCE
             )
     elif mode == BY_MASS:
-        units = ((wanted - above) * MASS_UNITS).to(tl.int64)
+        units = ((target - above) * MASS_UNITS).to(tl.int64)
         cut, _units = cut_among(keys, weights, cut, end, tl.maximum(units, 1), True)
     else:
-        tokens = (wanted - above).to(tl.int64)
+        tokens = (target - above).to(tl.int64)
         cut, _tokens = cut_among(keys, weights, cut, end, tl.maximum(tokens, 1), False)
-        if p < 1.0:  # beside a large k
+        if p < 1.0:  # in addition to a large k
             end = first_key(ordered(top) + 1)
             _counts, masses = sums_of_row(
                 logits_ptr, stride, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, ROW_AT_ONCE
@@ -241,7 +242,7 @@ def sampling_race_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
-    masses_ptr,  # [B, blocks, 2] int64, likewise
+    masses_ptr,  # [B, blocks, 2] int64, scratch of test_or_race, or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
@@ -253,10 +254,10 @@ def sampling_race_kernel(
     ROWS: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
-    if EARLY:
-        let_follow()
+    if USE_PDL:
+        wait_for_launch()
     modes = modes_of_rows(plan_ptr, launch, B, ROWS)
     row, share, programs = assigned((modes == RACE) | (modes == TESTED))
     if programs > 0:
@@ -292,15 +293,15 @@ def _race_of_kept(
     best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
     for block in tl.range(share, blocks, programs):
         group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
-        at = largest_ptr + place_of_largest(group, row, B)
-        largest = tl.load(at, mask=group < groups, other=float("-inf"))
+        ptrs = largest_ptr + place_of_largest(group, row, B)
+        largest = tl.load(ptrs, mask=group < groups, other=float("-inf"))
         if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
             y, word = load_runs(logits_ptr, block, stride, RUNS)
             more = race(split_words(y), word, cut, T, seed, offset, number)
             best = tl.maximum(best, more)
-    found = tl.max(tl.max(best, axis=1), axis=0)
-    if found > LOWEST_KEY:
-        tl.atomic_max(plan_ptr + BEST, found)
+    best_key = tl.max(tl.max(best, axis=1), axis=0)
+    if best_key > LOWEST_KEY:
+        tl.atomic_max(plan_ptr + BEST, best_key)
     if last_to_arrive(plan_ptr, programs) & (tl.load(plan_ptr + DRAWN) < cut):
         token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
         tl.store(tokens_ptr + row, token.to(tl.int64))

@@ -24,8 +24,8 @@ class TokenHistory:
     GPU nor allocates state, so it may be part of a captured graph.
 
     tokens: int32 [B, capacity]. counts: int32 [B, capacity], 0 for a token of the prompt only.
-    lengths: int32 [B], how many of a row's places are in use. overflowed: bool [B], rows that had
-    no place for a token, which is then not penalized: make the capacity larger.
+    lengths: int32 [B], the number of a row's distinct tokens. overflowed: bool [B], rows that had
+    no place for a token, which is then not penalized: use a larger capacity.
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
@@ -38,18 +38,19 @@ class TokenHistory:
         self.overflowed = torch.zeros(rows, dtype=torch.bool, device=device)
 
     @classmethod
-    def of(
+    def from_tokens(
         cls,
         prompts: Sequence[Sequence[int]],
         outputs: Sequence[Sequence[int]],
         capacity: int,
         device: torch.device | str,
     ) -> TokenHistory:
-        """The history of rows whose prompts and outputs so far are these token ids.
+        """Return the history of rows with these token ids in prompts and in outputs so far.
 
         Raises:
-            InvalidType: an id that is no integer. InvalidArgument: unequal numbers of rows, an id
-                below 0 or of 2^31 or more, or more distinct tokens in a row than `capacity`.
+            InvalidType: an id is not an integer.
+            InvalidArgument: unequal numbers of rows, an id below 0 or of 2^31 or more, or more
+                distinct tokens in a row than `capacity`.
         """
         if len(prompts) != len(outputs):
             raise InvalidArgument(
@@ -66,9 +67,10 @@ class TokenHistory:
                     f"capacity: expected at least {n}, the distinct tokens of row {row}; "
                     f"got {capacity}"
                 )
-            both = [distinct, [counts[token] for token in distinct]]
-            found = torch.tensor(both, dtype=torch.int32, device="cpu")
-            history.tokens[row, :n], history.counts[row, :n] = found
+            columns = [distinct, [counts[token] for token in distinct]]
+            history.tokens[row, :n], history.counts[row, :n] = torch.tensor(
+                columns, dtype=torch.int32, device="cpu"
+            )
             history.lengths[row] = n
         for name in ("tokens", "counts", "lengths", "overflowed"):
             setattr(history, name, getattr(history, name).to(device))
@@ -81,9 +83,14 @@ class TokenHistory:
 
         Raises:
             InvalidType, InvalidArgument: another dtype, shape or device; on a CPU also an id of
-                2^31 or more. On a GPU, whose values nobody waits for, such a row has `overflowed`.
+                2^31 or more. On a GPU, whose values the host does not read, such a row is marked in
+                `overflowed`.
         """
-        self._check(tokens)
+        checkable = tokens.contiguous() if isinstance(tokens, Tensor) else tokens
+        dtypes, shapes = [torch.int64, torch.int32], [tuple(self.lengths.shape)]
+        check_tensor("tokens", checkable, dtypes, shapes, self.tokens.device)
+        if tokens.device.type == "cpu" and len(tokens) and int(tokens.max()) > _LARGEST_ID:
+            raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(tokens.max())}")
         fits = tokens <= _LARGEST_ID
         self.overflowed |= ~fits
         drawn = (tokens >= 0) & fits
@@ -94,37 +101,27 @@ class TokenHistory:
         fresh = drawn & ~same.any(1)
         self.overflowed |= fresh & (self.lengths >= capacity)
         place = torch.arange(capacity, device=self.tokens.device)
-        here = (place == self.lengths[:, None]) & fresh[:, None]
-        self.tokens.copy_(torch.where(here, new, self.tokens))
-        self.counts += here
-        self.lengths += here.any(1)
-
-    def _check(self, tokens: object) -> None:
-        given = tokens.contiguous() if isinstance(tokens, Tensor) else tokens  # any layout will do
-        shapes = [tuple(self.lengths.shape)]
-        kinds = [torch.int64, torch.int32]
-        checked = check_tensor("tokens", given, kinds, shapes, self.tokens.device)
-        if checked.device.type == "cpu" and len(checked) and int(checked.max()) > _LARGEST_ID:
-            raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(checked.max())}")
+        new_place = (place == self.lengths[:, None]) & fresh[:, None]
+        self.tokens.copy_(torch.where(new_place, new, self.tokens))
+        self.counts += new_place
+        self.lengths += new_place.any(1)
 
     def dense(self, V: int) -> tuple[Tensor, Tensor]:
-        """(occurs at all, occurrences in the output) of every token: int64 [B, V] each."""
+        """Return (whether every token occurs, its count in the output): int64 [B, V] each."""
         used = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
         used &= self.tokens < V
-        at = torch.where(used, self.tokens, 0).long()
-        seen = torch.zeros(len(at), V, dtype=torch.int64, device=at.device)
-        seen.scatter_add_(1, at, used.long())
-        counts = torch.zeros_like(seen).scatter_add_(
-            1, at, torch.where(used, self.counts, 0).long()
-        )
-        return seen, counts
+        token = torch.where(used, self.tokens, 0).long()
+        seen = torch.zeros(len(token), V, dtype=torch.int64, device=token.device)
+        seen.scatter_add_(1, token, used.long())
+        counts = torch.where(used, self.counts, 0).long()
+        return seen, torch.zeros_like(seen).scatter_add_(1, token, counts)
 
 
 def _usable(device: object) -> torch.device:
-    """Return a device that torch can put a tensor on.
+    """Return the device, if torch can put a tensor on it.
 
     Raises:
-        InvalidType: not a device or a name. InvalidArgument: none that is there.
+        InvalidType: not a device or a name. InvalidArgument: this machine has no such device.
     """
     if not isinstance(device, str | torch.device):
         raise InvalidType(f"device: expected a torch.device or its name; got {device!r}")
@@ -137,14 +134,14 @@ def _usable(device: object) -> torch.device:
         ) from None
 
 
-def _ids(name: str, row: int, given: Sequence[int]) -> list[int]:
-    """Token ids of a row, as numbers."""
+def _ids(name: str, row: int, tokens: Sequence[int]) -> list[int]:
+    """Return the token ids of a row as ints."""
     try:
-        ids = [index(token) for token in given]
+        ids = [index(token) for token in tokens]
     except TypeError:
-        kinds = sorted({type(token).__name__ for token in given})
+        types = sorted({type(token).__name__ for token in tokens})
         raise InvalidType(
-            f"{name}: expected integers in row {row}; got {', '.join(kinds)}"
+            f"{name}: expected integers in row {row}; got {', '.join(types)}"
         ) from None
     for wrong in (token for token in ids if not 0 <= token <= _LARGEST_ID):
         raise InvalidArgument(
@@ -173,7 +170,7 @@ _LARGEST_FP32 = torch.finfo(torch.float32).max
 
 
 def check_fraction(name: str, value: object, B: int, device: torch.device) -> float | Tensor:
-    """A number that is finite in fp32, or fp32 [B]."""
+    """Return a number that is finite in fp32, as a float, or a tensor fp32 [B]."""
     if isinstance(value, torch.Tensor):
         return check_tensor(name, value, [torch.float32], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -203,7 +200,7 @@ def check_penalties(penalties: object, B: int, device: torch.device) -> None:
 
 
 def amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
-    """The penalties by name, numbers as float; off if there are none."""
+    """Return the penalties by name, numbers as float; None gives those that change no logit."""
     if penalties is None:
         return {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
     named = penalties._asdict()

@@ -62,7 +62,7 @@ def race(y, word, cut, T, seed, offset, row):
 
 @triton.jit
 def _racing(y, token, cut):
-    """Replace the logits of tokens that are not kept by -inf."""
+    """Return the logits of kept tokens, -inf for the others."""
     return tl.where(is_kept(y, token, cut) & (ordered(y) >= LOWEST), y, float("-inf"))
 
 
@@ -74,7 +74,7 @@ def _candidate(y, bits, token, T):
 
 @triton.jit
 def race_of_tokens(y, token, cut, T, seed, offset, row):
-    """`race` for tokens in any order, int32 [N] -> int64 [N]; one Philox call for each token."""
+    """Return the candidates int64 [N] of tokens int32 [N] in any order, one Philox call each."""
     bits = bits_of_tokens(token, row, seed, offset)
     return _candidate(tl.where(is_kept(y, token, cut), y, float("-inf")), bits, token, T)
 
@@ -93,15 +93,15 @@ def append(keys_ptr, n, y, token, low):
     Keys beyond GATHERED are counted and not stored.
     """
     taken = ordered(y) >= low
-    at = n + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-    tl.store(keys_ptr + at, ordered_key(y, token), mask=taken & (at < GATHERED))
+    place = n + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+    tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < GATHERED))
     return n + tl.sum(taken.to(tl.int32))
 
 
 @triton.jit
 def draw_of_gathered(logits_ptr, keys_ptr, n, low, drawn, k, p, by_p, least, valid, top, sharpness,
                      T, seed, offset, row, V):  # fmt: skip
-    """draw_of_few for any n; the token is -1 if the row is not valid.
+    """Return draw_of_few for any n; the token is -1 if the row is not valid.
 
     If n is above GATHERED, the row's logits are read instead of keys_ptr.
     """
@@ -162,7 +162,7 @@ def draw_of_few(
 @triton.jit
 def _draw_in_registers(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset,
                        row, N: tl.constexpr):  # fmt: skip
-    """draw_of_few for at most N keys."""
+    """Return draw_of_few for at most N keys."""
     keys = load_keys(keys_ptr, 0, n, N)
     y, token = unpacked(keys)
     if N <= RANKED:

@@ -4,8 +4,8 @@ A plan has PLAN int64 and NUMBERS fp32 in memory. The modes:
 
     DONE      the row has its token
     RACE      the cutoff is known
-    BY_COUNT  the cutoff is where `wanted` tokens are reached, in [low, high)
-    BY_MASS   where `wanted` mass is reached
+    BY_COUNT  the cutoff is where `target` tokens are reached, in [low, high)
+    BY_MASS   the cutoff is where `target` mass is reached
     GATHER    top-k, then top-p, among the tokens gathered from low on
     TESTED    top-p among the tokens from low on, by tests of tokens, without a cutoff (top_p)
 
@@ -37,28 +37,28 @@ BY_MASS = tl.constexpr(3)
 GATHER = tl.constexpr(4)
 TESTED = tl.constexpr(5)
 FEW = tl.constexpr(8)
-"""A flag on the two modes of a search: no more of it is needed."""
+"""A flag on the two modes of a search: the search is over."""
 
 # int64
 PLAN = tl.constexpr(16)
-MODE = tl.constexpr(0)  # of launch 0; those of the others follow
+MODE = tl.constexpr(0)  # mode of launch 0; those of the other launches follow
 MODES = tl.constexpr(8)
-LOW = tl.constexpr(8)  # `ordered`: from it on enough is reached
-HIGH = tl.constexpr(9)  # `ordered`: from it on it is not
+LOW = tl.constexpr(8)  # `ordered`: the target is reached from here on
+HIGH = tl.constexpr(9)  # `ordered`: the target is not reached from here on
 CUT = tl.constexpr(10)  # the cutoff, a key
 BEST = tl.constexpr(11)  # the best candidate so far
 ARRIVALS = tl.constexpr(12)  # programs that are done with a launch; 0 between launches
-TAKEN = tl.constexpr(13)  # places taken among what is gathered
+TAKEN = tl.constexpr(13)  # number of gathered tokens
 K = tl.constexpr(14)
-DRAWN = tl.constexpr(15)  # key of the draw from all tokens; LOWEST_KEY if there is none
+DRAWN = tl.constexpr(15)  # key of the draw from all tokens; LOWEST_KEY: no draw
 
 REACHED = tl.constexpr(reference.REACHED)
 
 # fp32
 NUMBERS = tl.constexpr(8)
 TOP = tl.constexpr(0)  # the largest logit
-START = tl.constexpr(1)  # where thresholds begin: a number in [low, high)
-WANTED = tl.constexpr(2)  # tokens or mass; 0 if not known yet
+START = tl.constexpr(1)  # the lowest threshold: a number in [low, high)
+TARGET = tl.constexpr(2)  # tokens or mass; 0 until it is computed
 ABOVE = tl.constexpr(3)  # tokens or mass from `high` on
 SHARPNESS = tl.constexpr(4)  # log2(e) / T
 P = tl.constexpr(5)  # of mass_wanted; above 1: no top-p
@@ -71,18 +71,18 @@ def mass_wanted(p):
     return p * REACHED
 
 
-def early(device: torch.device) -> dict[str, bool]:
-    """Return the options that let a launch begin before the last one ends, where a GPU can do so.
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Return the options of a programmatic dependent launch, where the GPU supports it.
 
-    The kernel then waits on the device (let_follow).
+    The kernel begins before the last launch ends, and waits on the device (wait_for_launch).
     """
-    if device.type == "cuda" and has_tma(device):  # GPUs that have one have the other
-        return {"EARLY": True, "launch_pdl": True}
-    return {"EARLY": False}
+    if device.type == "cuda" and has_tma(device):  # GPUs with TMA support it
+        return {"USE_PDL": True, "launch_pdl": True}
+    return {"USE_PDL": False}
 
 
 @triton.jit
-def let_follow():
+def wait_for_launch():
     """Let the next launch begin, and wait until the writes of the last launch are visible."""
     gdc_launch_dependents()
     gdc_wait()
@@ -112,8 +112,8 @@ def assigned(active):
     rows = tl.max(number)
     program = tl.program_id(0)
     place = program % tl.maximum(rows, 1)
-    mine = active & (number == place + 1)
-    row = tl.sum(tl.where(mine, tl.arange(0, active.shape[0]), 0))
+    is_own = active & (number == place + 1)
+    row = tl.sum(tl.where(is_own, tl.arange(0, active.shape[0]), 0))
     programs = tl.cdiv(tl.num_programs(0) - place, tl.maximum(rows, 1))
     return row, program // tl.maximum(rows, 1), tl.where(rows > 0, programs, 0)
 
@@ -136,7 +136,7 @@ def store_plan(
     tl.store(plan_ptr + DRAWN, drawn)
     tl.store(numbers_ptr + TOP, top)
     tl.store(numbers_ptr + START, start)
-    tl.store(numbers_ptr + WANTED, tl.where(mode == BY_COUNT, k.to(tl.float32), 0.0))
+    tl.store(numbers_ptr + TARGET, tl.where(mode == BY_COUNT, k.to(tl.float32), 0.0))
     tl.store(numbers_ptr + ABOVE, 0.0)
     tl.store(numbers_ptr + SHARPNESS, sharpness)
     tl.store(numbers_ptr + P, p)

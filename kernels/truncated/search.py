@@ -35,16 +35,16 @@ from fsbench.kernels.truncated.row_plan import (
     PLAN,
     SHARPNESS,
     START,
+    TARGET,
     TEMPERATURE,
     TESTED,
     TOP,
-    WANTED,
     P,
     assigned,
     last_to_arrive,
-    let_follow,
     modes_of_rows,
     set_mode,
+    wait_for_launch,
 )
 from fsbench.kernels.truncated.top_p import BLOCK, test_or_race
 
@@ -57,7 +57,7 @@ SECTIONS = tl.constexpr(8)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
 SURELY = tl.constexpr(1.0 - 2.0**-18)
-"""Two sums of the same masses are closer than the rest of it."""
+"""1 minus an upper bound of the relative difference of two sums of the same masses."""
 
 
 @triton.jit(do_not_specialize=["launch", "B", "blocks"])
@@ -66,9 +66,9 @@ def sampling_narrow_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
-    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; or None: it is not asked about
+    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; or None: not needed
     tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
-    masses_ptr,  # [B, blocks, 2] int64, likewise
+    masses_ptr,  # [B, blocks, 2] int64, scratch of test_or_race, or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
@@ -81,10 +81,10 @@ def sampling_narrow_kernel(
     RACE: tl.constexpr,  # see test_or_race
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
-    EARLY: tl.constexpr,  # launched before the launch before it has ended
+    USE_PDL: tl.constexpr,  # programmatic dependent launch
 ):
-    if EARLY:
-        let_follow()
+    if USE_PDL:
+        wait_for_launch()
     modes = modes_of_rows(plan_ptr, launch, B, ROWS)
     row, share, programs = assigned((modes == BY_COUNT) | (modes == BY_MASS) | (modes == TESTED))
     if share < programs:
@@ -100,12 +100,12 @@ def sampling_narrow_kernel(
                 before_ptr, mode, launch, share, programs, blocks, stride,
             )  # fmt: skip
         elif tops_ptr is not None:
-            last, again = test_planned(
+            last, redraw = test_planned(
                 logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
                 row, share, programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
-            if last & (again == 0):
+            if last & (redraw == 0):
                 set_mode(plan_ptr, DONE, launch + 1)
 
 
@@ -168,14 +168,14 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
     sums = tl.zeros((AT_ONCE, SECTIONS), tl.float32)
     for first in tl.range(0, blocks, AT_ONCE):
         block = first + tl.arange(0, AT_ONCE)
-        at = sums_ptr + block[:, None] * SECTIONS + section[None, :]
-        sums += tl.load(at, mask=(block < blocks)[:, None], other=0.0, cache_modifier=".cg")
+        sum_ptrs = sums_ptr + block[:, None] * SECTIONS + section[None, :]
+        sums += tl.load(sum_ptrs, mask=(block < blocks)[:, None], other=0.0, cache_modifier=".cg")
     total = tl.sum(sums, axis=0)
-    wanted = tl.load(numbers_ptr + WANTED)
-    if (mode == BY_MASS) & (wanted == 0.0):
+    target = tl.load(numbers_ptr + TARGET)
+    if (mode == BY_MASS) & (target == 0.0):
         everything = tl.max(tl.where(section == 0, total, 0.0))
-        wanted = tl.maximum(tl.load(numbers_ptr + P) * everything, 1e-30)
-    enough = (total >= wanted) | (section == 0)
+        target = tl.maximum(tl.load(numbers_ptr + P) * everything, 1e-30)
+    enough = (total >= target) | (section == 0)
     low = tl.max(tl.where(enough, t, -0x7FFFFFFF))
     high = tl.min(tl.where(enough, high, t))
     above = tl.maximum(tl.load(numbers_ptr + ABOVE), tl.max(tl.where(enough, 0.0, total)))
@@ -185,22 +185,22 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
     if mode == BY_MASS:
         distance = value_of(low) - tl.load(numbers_ptr + TOP)
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
-    # Not all of the room, since sums are rounded.
-    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
+    # Not the whole buffer, because sums are rounded.
+    next_mode = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
     if before_ptr is not None:
         before = tl.zeros((AT_ONCE,), tl.float32)
         for first in tl.range(0, blocks, AT_ONCE):
             block = first + tl.arange(0, AT_ONCE)
             before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
                               cache_modifier=".cg")  # fmt: skip
-        # Closer than this to the cutoff, which is of other sums, the cutoff decides.
-        stands = (mode == BY_MASS) & (tl.sum(before) < wanted * SURELY)
-        stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
-        then = tl.where(stands, DONE, then)
-    set_mode(plan_ptr, then, launch + 1)
+        # The cutoff has other sums. If the draw is closer to it than SURELY, the cutoff decides.
+        is_kept_draw = (mode == BY_MASS) & (tl.sum(before) < target * SURELY)
+        is_kept_draw = is_kept_draw & (tl.load(plan_ptr + DRAWN) >= first_key(low))
+        next_mode = tl.where(is_kept_draw, DONE, next_mode)
+    set_mode(plan_ptr, next_mode, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
-    # Not below where it began: if the cutoff is in the first section, that has no end of its own.
+    # START never falls: if the cutoff is in the first section, that section begins at START.
     tl.store(numbers_ptr + START, tl.maximum(value_of(low), tl.load(numbers_ptr + START)))
-    tl.store(numbers_ptr + WANTED, wanted)
+    tl.store(numbers_ptr + TARGET, target)
     tl.store(numbers_ptr + ABOVE, above)

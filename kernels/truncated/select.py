@@ -34,10 +34,10 @@ from fsbench.kernels.truncated.row_plan import (
     PLAN,
     RACE,
     TESTED,
-    let_follow,
     mass_wanted,
     set_mode,
     store_plan,
+    wait_for_launch,
 )
 from fsbench.kernels.truncated.top_p import LEAST_OF_ROWS
 
@@ -57,9 +57,9 @@ SAMPLES = tl.constexpr(64)
 @triton.jit(do_not_specialize=["top_k", "V", "capacity"])
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
-    largest_ptr,  # [stride // 128, B, 4] fp32; likewise
-    found_ptr,  # [B, HEADER + CHUNK] int32, scratch: how many groups and tokens; the groups
-    keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
+    largest_ptr,  # [stride // 128, B, 4] fp32; penalties are written back
+    found_ptr,  # [B, HEADER + CHUNK] int32, scratch: number of groups and of tokens; the groups
+    keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in these groups
     plan_ptr,  # [B, PLAN] int64, out (truncated.row_plan); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
@@ -70,11 +70,11 @@ def sampling_look_kernel(
     min_p,
     history_ptr,  # [B, capacity] int32: distinct tokens; or None
     counts_ptr,  # [B, capacity] int32: how often each occurs in the output
-    lengths_ptr,  # [B] int32: how many tokens of a row's history there are
+    lengths_ptr,  # [B] int32: number of tokens in a row's history
     repetition,
     presence,
     frequency,
-    tokens_ptr,  # [B] int64: the draws from all tokens, -1 if there is none; out
+    tokens_ptr,  # [B] int64: the draws from all tokens, -1: no draw; out
     valid_ptr,  # [B] bool, out
     cuts_ptr,  # [B] int64, out: the key from which on tokens are kept; or None
     V,
@@ -90,15 +90,15 @@ def sampling_look_kernel(
     PRESENCE_PER_ROW: tl.constexpr,
     FREQUENCY_PER_ROW: tl.constexpr,
     GROUPS: tl.constexpr,  # a power of two, at least stride // 32
-    CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two
+    CHUNK: tl.constexpr,  # groups whose tokens are gathered, a power of two
     TESTS: tl.constexpr,  # rows with top-p, and not too small a one, without top-k are TESTED
-    EARLY: tl.constexpr,  # launched before the launch before it has ended
+    USE_PDL: tl.constexpr,  # programmatic dependent launch
 ):
-    if EARLY:
-        let_follow()
+    if USE_PDL:
+        wait_for_launch()
     row = tl.program_id(0)
     B = tl.num_programs(0)
-    groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
+    groups = stride // 128 * 4  # written as a multiple of 4, so that maxima load by four
     logits_ptr += row.to(tl.int64) * stride
     found_ptr += row * (HEADER + CHUNK)
     keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
@@ -128,12 +128,12 @@ def sampling_look_kernel(
     least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
     sampled = T > 0.0
     k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
-    # Each may be NaN, which is neither above nor below anything.
+    # p and least may be NaN; comparisons are then false.
     tested = sampled & (k == V) & (p >= LEAST_OF_ROWS) & (p < 1.0)
     by_p = sampled & (p < 1.0)
     p = mass_wanted(p)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
-    if TESTS:  # nothing of the maxima is needed
+    if TESTS:  # the maxima are not needed
         at_once = tested & (least <= 0.0) & (tl.load(tokens_ptr + row) >= 0)
         if at_once:
             low = tl.full((), LOWEST, tl.int32)
@@ -147,8 +147,8 @@ def sampling_look_kernel(
         drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
 
     group = tl.arange(0, GROUPS)
-    at = largest_ptr + place_of_largest(group, row, B)
-    maxima = tl.load(at, mask=group < groups, other=float("-inf"))
+    largest_ptrs = largest_ptr + place_of_largest(group, row, B)
+    maxima = tl.load(largest_ptrs, mask=group < groups, other=float("-inf"))
     top = tl.reduce(maxima, 0, nan_max)
     # T, p and least are NaN or not: NaN is not equal to itself.
     valid = (top < float("inf")) & (top > float("-inf")) & (T == T) & (p == p) & (least == least)
@@ -159,23 +159,23 @@ def sampling_look_kernel(
 
     above_all = ordered(top) + 1
     low = _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK)
-    here = True
-    # Of a row that stands, or needs no search; others find theirs later.
+    draw_now = True
+    # The cutoff of a row that is final or needs no search; other rows get theirs later.
     cut = tl.where(sampled, first_key(low), drawn)
     if plan_ptr is not None:
-        # Neither needs a search: greedy decoding, and min-p or nothing.
-        stands = valid & (drawn >= first_key(low))
-        stands = stands & ((sampled == 0) | ((k == V) & (by_p == 0)))
-        many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
-        here = (stands | many) == 0
-        if many:
+        # Greedy decoding, min-p alone and no filter need no search.
+        is_final = valid & (drawn >= first_key(low))
+        is_final = is_final & ((sampled == 0) | ((k == V) & (by_p == 0)))
+        needs_plan = (is_final == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
+        draw_now = (is_final | needs_plan) == 0
+        if needs_plan:
             _leave_plan(
                 logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, tested & TESTS,
                 drawn, top, sharpness, T, groups, V, stride,
             )  # fmt: skip
         else:
             set_mode(plan_ptr + row * PLAN, DONE, 0)
-    if here:
+    if draw_now:
         n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
         floor = first_key(low)
         winner, cut = draw_of_gathered(
@@ -190,7 +190,7 @@ def sampling_look_kernel(
 
 @triton.jit
 def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.constexpr):
-    """Return the bound, `ordered`, below which a group's largest logit means that none is kept.
+    """Return the bound, `ordered`: a group whose largest logit is below it has no kept token.
 
     order: `ordered` of the groups' largest logits, int32 [GROUPS].
     """
@@ -201,7 +201,7 @@ def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.
         low = tl.maximum(low, ordered(threshold))
     if k < groups:
         if k < groups // 16:
-            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
+            # With a small k few blocks of 128 tokens have two, and blocks are fewer than groups.
             blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
             low = reached_by(blocks, k, low, above_all)
         if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
@@ -218,7 +218,7 @@ def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p,
     mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), tl.where(tested, TESTED, mode))
     start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
     if mode == BY_MASS:
-        # What is below has less than half of the mass that top-p gives up.
+        # Tokens below have less than half of the mass that top-p removes.
         span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
         start = tl.maximum(start, top + T * span)
     store_plan(
@@ -231,8 +231,8 @@ def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p,
 def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
     """Store the keys from `low` on, of the groups that reach it, at keys_ptr; return their number.
 
-    Returns GATHERED + 1 if more than CHUNK groups reach `low`. The keys have no defined order; all
-    that follows is integer arithmetic.
+    Returns GATHERED + 1 if more than CHUNK groups reach `low`. The keys have no defined order;
+    later steps use integer arithmetic.
     """
     GROUPS: tl.constexpr = order.shape[0]
     AT_ONCE: tl.constexpr = min(CHUNK, 128)
@@ -243,11 +243,11 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
     tl.debug_barrier()
     groups = tl.load(found_ptr, cache_modifier=".cg")
     for first in tl.range(0, tl.minimum(groups, CHUNK), AT_ONCE):
-        at = first + tl.arange(0, AT_ONCE)
-        there = at < groups
-        found = tl.load(found_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
-        token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
-        y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+        index = first + tl.arange(0, AT_ONCE)
+        exists = index < groups
+        group = tl.load(found_ptr + HEADER + index, mask=exists, other=0, cache_modifier=".cg")
+        token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
+        y = tl.load(logits_ptr + token, mask=exists[:, None], other=float("-inf"))
         behind = places(found_ptr + 1, ordered(y), low)
         taken = (ordered(y) >= low) & (behind < GATHERED)
         tl.store(keys_ptr + behind, ordered_key(y, token), mask=taken)
@@ -274,23 +274,23 @@ def _penalize(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, 
     """
     BLOCK: tl.constexpr = 64
     for first in tl.range(0, length, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        token = tl.load(history_ptr + at, mask=at < length, other=-1)
-        there = (token >= 0) & (token < V)
-        y = tl.load(logits_ptr + token, mask=there, other=0.0)
-        times = tl.load(counts_ptr + at, mask=at < length, other=0)
+        i = first + tl.arange(0, BLOCK)
+        token = tl.load(history_ptr + i, mask=i < length, other=-1)
+        in_vocab = (token >= 0) & (token < V)
+        y = tl.load(logits_ptr + token, mask=in_vocab, other=0.0)
+        times = tl.load(counts_ptr + i, mask=i < length, other=0)
         y = tl.where(y > 0.0, y / repetition, y * repetition)
         y -= frequency * times.to(tl.float32) + tl.where(times > 0, presence, 0.0)
-        tl.store(logits_ptr + token, y, mask=there)
+        tl.store(logits_ptr + token, y, mask=in_vocab)
     tl.debug_barrier()
     for first in tl.range(0, length, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        token = tl.load(history_ptr + at, mask=at < length, other=-1)
-        there = (token >= 0) & (token < V)
+        i = first + tl.arange(0, BLOCK)
+        token = tl.load(history_ptr + i, mask=i < length, other=-1)
+        in_vocab = (token >= 0) & (token < V)
         group = group_of_token(token)
         members = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-        y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
+        y = tl.load(logits_ptr + members, mask=in_vocab[:, None], other=float("-inf"))
         # Tokens of one group write the same number.
         place = place_of_largest(group, row, B)
-        tl.store(largest_ptr + place, tl.reduce(y, 1, nan_max), mask=there)
+        tl.store(largest_ptr + place, tl.reduce(y, 1, nan_max), mask=in_vocab)
     tl.debug_barrier()

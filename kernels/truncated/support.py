@@ -49,12 +49,12 @@ WARPS = 4
 def sampling_kept_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [stride // 128, B, 4] fp32: of each group
-    cuts_ptr,  # [B] int64: the key from which on tokens are kept; or None, and all are
+    cuts_ptr,  # [B] int64: the key from which on tokens are kept; or None: all are kept
     valid_ptr,  # [B] bool
     temperature,  # fp32, or pointer to [B] fp32
-    masses_ptr,  # [3, programs, B] int64, out: of what is kept (store_mass); or None
-    kept_ptr,  # [B] int32, 0: how many are kept, out; or None
-    keys_ptr,  # [B, limit] int64, out: of these, in no order, as far as there is room; or None
+    masses_ptr,  # [3, programs, B] int64, out: masses of kept tokens (store_mass); or None
+    kept_ptr,  # [B] int32, 0 at first, out: number of kept tokens; or None
+    keys_ptr,  # [B, limit] int64, out: their keys, in no order, at most `limit`; or None
     stride,
     limit,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -91,8 +91,8 @@ def sampling_kept_kernel(
                 place = tl.atomic_add(kept_ptr + row, tl.sum(count))
                 if keys_ptr is not None:
                     place += tl.cumsum(count, axis=0) - count
-                    at = keys_ptr + row.to(tl.int64) * limit + place
-                    tl.store(at, ordered_key(y, token), mask=kept & (place < limit))
+                    key_ptrs = keys_ptr + row.to(tl.int64) * limit + place
+                    tl.store(key_ptrs, ordered_key(y, token), mask=kept & (place < limit))
     if masses_ptr is not None:
         rows = row + tl.arange(0, 1)
         store_mass(masses_ptr, mass_of_rows(mass), programs, program, rows, B, rows < B)
@@ -118,7 +118,7 @@ def sampling_support_kernel(
         above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
     place = tl.arange(0, ROOM)
     _y, token = unpacked(keys)
-    # Places behind the last kept token stay as they are.
+    # Places after the last kept token get -1.
     place = tl.where(place < n, above, place)
     token = tl.where(place < n, token, -1)
     tl.store(support_ptr + row * limit + place, token.to(tl.int64), mask=place < limit)
@@ -132,11 +132,11 @@ def launch_fields(
     cuts: Tensor | None,
     sample: TruncatedSample,
 ) -> None:
-    """Fill the optional fields of `sample`, those except tokens and valid.
+    """Fill the optional fields of `sample`: all except tokens and valid.
 
     Args:
         logprob_request: the request at the temperature of logprob and top_logprob.
-        masses: sums of the fused kernel's programs. Without them this launches its own.
+        masses: sums of the fused kernel's programs. Without them this function launches the sums.
         cuts: int64 [B], the lowest key that is kept; needed for kept, kept_logprob and support.
     """
     drawn = Sample(sample.tokens, sample.valid)

@@ -1,14 +1,14 @@
-"""Top-p without top-k: draw until a token is kept.
+"""Filter by top-p without top-k: draw until a token is kept.
 
 A token is kept if the mass of the tokens before it is less than p of the row's mass. This test is
 one pass over the row and needs no cutoff. If the draw from the whole vocabulary is not kept, no
-token after it is kept, so the tokens before it race with token noise. The winner is tested in turn.
+token after it is kept, so the tokens before it race with token noise. The winner is tested next.
 With min-p, only tokens from its threshold on count, and a draw below the threshold is not kept.
 
     test_or_race
         a program's part of a test or of a race
     sampling_redraw_kernel
-        tests and races for one top-p of all rows. Rows with filters of their own have a plan
+        tests and races for one top-p of all rows. If filters differ by row, rows have a plan
         (truncated.search)
 
 A row is divided into blocks, which programs share. The masses of blocks are stored, and the last
@@ -38,7 +38,7 @@ from fsbench.kernels.noise.contract import split_words, temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, token_of_key
 from fsbench.kernels.truncated.cutoff import MASS_UNITS, first_key
 from fsbench.kernels.truncated.race import RUN, load_runs, race
-from fsbench.kernels.truncated.row_plan import assigned, early, let_follow, mass_wanted
+from fsbench.kernels.truncated.row_plan import assigned, mass_wanted, pdl_options, wait_for_launch
 
 BLOCK = tl.constexpr(2048)
 """Tokens of a block."""
@@ -47,11 +47,11 @@ BLOCKS_AT_ONCE = tl.constexpr(128)
 """Blocks whose sums are added up at once."""
 
 LEAST = tl.constexpr(0.25)
-"""Below this p a search for the cutoff is faster. The rule ignores the number of rows, because the
-search rounds its sums differently and tokens must not depend on the batch."""
+"""The smallest p that is tested; below it a search for the cutoff is faster. The rule ignores the
+number of rows: the search rounds its sums differently, and tokens must not depend on the batch."""
 
 LEAST_OF_ROWS = tl.constexpr(0.8)
-"""LEAST for rows with a plan, which have at most three tests."""
+"""The smallest p that is tested in rows with a plan, which have at most three tests."""
 
 
 @triton.jit
@@ -97,10 +97,10 @@ def _store_masses(
         mass = tl.where(ordered(other) >= low, mass, 0.0)
     before = (other > y) | ((other == y) & (member < token))
     whole, part = _two_sums(_units_of_four(mass), _units_of_four(tl.where(before, mass, 0.0)), 1)
-    there = block < blocks
-    tl.store(largest_ptr + block, largest, mask=there)
-    tl.store(masses_ptr + block * 2, whole, mask=there)
-    tl.store(masses_ptr + block * 2 + 1, part, mask=there)
+    in_bounds = block < blocks
+    tl.store(largest_ptr + block, largest, mask=in_bounds)
+    tl.store(masses_ptr + block * 2, whole, mask=in_bounds)
+    tl.store(masses_ptr + block * 2 + 1, part, mask=in_bounds)
 
 
 @triton.jit
@@ -111,25 +111,25 @@ def _in_units(mass, distance, sharpness):
 
 @triton.jit
 def _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks):
-    """Return whether the mass before the token of _store_masses is p of the row's mass, or more."""
-    some = tl.arange(0, BLOCKS_AT_ONCE)
+    """Return whether the mass before the token of _store_masses is at least p of the row's mass."""
+    lane = tl.arange(0, BLOCKS_AT_ONCE)
     top = tl.full((BLOCKS_AT_ONCE,), float("-inf"), tl.float32)
     for first in tl.range(0, blocks, BLOCKS_AT_ONCE):
-        there = first + some < blocks
-        largest = tl.load(largest_ptr + first + some, mask=there, other=float("-inf"),
+        in_bounds = first + lane < blocks
+        largest = tl.load(largest_ptr + first + lane, mask=in_bounds, other=float("-inf"),
                           cache_modifier=".cg")  # fmt: skip
         top = tl.maximum(top, largest)
     top = tl.max(top)
     whole = tl.zeros((BLOCKS_AT_ONCE,), tl.int64)
     part = tl.zeros((BLOCKS_AT_ONCE,), tl.int64)
     for first in tl.range(0, blocks, BLOCKS_AT_ONCE):
-        block = first + some
-        there = block < blocks
-        largest = tl.load(largest_ptr + block, mask=there, other=float("-inf"),
+        block = first + lane
+        in_bounds = block < blocks
+        largest = tl.load(largest_ptr + block, mask=in_bounds, other=float("-inf"),
                           cache_modifier=".cg")  # fmt: skip
-        at = masses_ptr + block * 2
-        mass = tl.load(at, mask=there, other=0, cache_modifier=".cg")
-        before = tl.load(at + 1, mask=there, other=0, cache_modifier=".cg")
+        mass_ptrs = masses_ptr + block * 2
+        mass = tl.load(mass_ptrs, mask=in_bounds, other=0, cache_modifier=".cg")
+        before = tl.load(mass_ptrs + 1, mask=in_bounds, other=0, cache_modifier=".cg")
         # A block without a finite logit has mass 0 and adds 0.
         distance = tl.minimum(top - largest, 3e38)
         whole += _in_units(mass, distance, sharpness)
@@ -152,8 +152,8 @@ def test_or_race(
     largest_ptr,  # [blocks] fp32, scratch
     masses_ptr,  # [blocks, 2] int64, scratch: see _store_masses
     best_ptr,  # int64, LOWEST_KEY between launches
-    arrivals_ptr,  # an integer, 0 between launches
-    token_ptr,  # int64: the row's token, -1 if it has none; out: the winner of a race
+    arrivals_ptr,  # int32 or int64, 0 between launches
+    token_ptr,  # int64: the row's token, -1: no token; out: the winner of a race
     valid_ptr,  # bool, out: stored with the token
     low,  # `ordered`: nothing below is kept
     p,
@@ -166,8 +166,8 @@ def test_or_race(
     programs,
     blocks,
     stride,
-    RACE: tl.constexpr,  # the tokens before the row's race; else that is tested
-    LAST: tl.constexpr,  # a test, and the last program to arrive goes on until a token is kept
+    RACE: tl.constexpr,  # race the tokens before the row's token; else test that token
+    LAST: tl.constexpr,  # test, and let the last program to arrive draw until a token is kept
 ):
     """Return (is this program the row's last to arrive, does the row need another draw).
 
@@ -182,9 +182,9 @@ def test_or_race(
         for block in tl.range(share, blocks, programs):
             more = _race_of_block(logits_ptr, block, first, T, seed, offset, number, stride)
             best = tl.maximum(best, more)
-        found = tl.max(tl.max(best, axis=1), axis=0)
-        if found > LOWEST_KEY:
-            tl.atomic_max(best_ptr, found)
+        best_key = tl.max(tl.max(best, axis=1), axis=0)
+        if best_key > LOWEST_KEY:
+            tl.atomic_max(best_ptr, best_key)
     else:
         for block in tl.range(share, blocks, programs):
             _store_masses(
@@ -192,7 +192,7 @@ def test_or_race(
             )
     tl.debug_barrier()
     last = tl.atomic_add(arrivals_ptr, 1) == programs - 1
-    again = last
+    redraw = last
     if last:
         tl.atomic_xchg(arrivals_ptr, 0)
         if RACE:
@@ -201,25 +201,25 @@ def test_or_race(
             tl.store(valid_ptr, winner >= 0)
         else:
             # All the mass is before a token below `low`.
-            again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
+            redraw = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
             if LAST:
-                if again:
+                if redraw:
                     token = _first_kept(
                         logits_ptr, largest_ptr, masses_ptr, token, low, p, sharpness, T, seed,
                         offset, number, blocks, stride,
                     )  # fmt: skip
                     tl.store(token_ptr, token.to(tl.int64))
                     tl.store(valid_ptr, token >= 0)
-                again = programs < 0
-    return last, again
+                redraw = programs < 0
+    return last, redraw
 
 
 @triton.jit
 def _first_kept(logits_ptr, largest_ptr, masses_ptr, token, low, p, sharpness, T, seed, offset,
                 number, blocks, stride):  # fmt: skip
     """Race and test in one program until a token is kept; return that token."""
-    again = blocks > 0
-    while again:
+    redraw = blocks > 0
+    while redraw:
         y = tl.load(logits_ptr + token)
         first = tl.maximum(ordered_key(y, token) + 1, first_key(low))
         best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
@@ -234,7 +234,7 @@ def _first_kept(logits_ptr, largest_ptr, masses_ptr, token, low, p, sharpness, T
                 logits_ptr, block, token, y, low, sharpness, largest_ptr, masses_ptr, blocks, stride
             )
         tl.debug_barrier()
-        again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
+        redraw = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
     return token
 
 
@@ -254,7 +254,7 @@ def sampling_redraw_kernel(
     masses_ptr,  # [B, blocks, 2] int64, scratch
     keys_ptr,  # [B] int64, LOWEST_KEY between launches
     arrivals_ptr,  # [B] int32, 0 between launches
-    undecided_ptr,  # [turns, B] int32: rows that the launch after a turn is for; out by tests
+    undecided_ptr,  # [turns, B] int32: rows that the launch after a turn serves; out by tests
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64; out
@@ -265,16 +265,16 @@ def sampling_redraw_kernel(
     stride,
     blocks,
     ROWS: tl.constexpr,  # a power of two, at least B
-    FIRST: tl.constexpr,  # turn 0: it is for all rows
+    FIRST: tl.constexpr,  # turn 0 serves all rows
     RACE: tl.constexpr,  # see test_or_race
     LAST: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
-    EARLY: tl.constexpr,  # launched before the launch before it has ended
+    USE_PDL: tl.constexpr,  # programmatic dependent launch
 ):
-    if EARLY:
-        let_follow()
+    if USE_PDL:
+        wait_for_launch()
     if FIRST:
         row = tl.program_id(0) % B
         share = tl.program_id(0) // B
@@ -285,12 +285,12 @@ def sampling_redraw_kernel(
         T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
         T, inverse_temperature = temperatures(T)
         last = share == 0
-        again = share < 0
+        redraw = share < 0
         if (tl.load(tokens_ptr + row) >= 0) & (T > 0.0):
             seed, offset, number = noise_of_rows(
                 seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
             )
-            last, again = test_or_race(
+            last, redraw = test_or_race(
                 logits_ptr + row.to(tl.int64) * stride, largest_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, keys_ptr + row, arrivals_ptr + row,
                 tokens_ptr + row, valid_ptr + row, tl.full((), LOWEST, tl.int32),
@@ -299,7 +299,7 @@ def sampling_redraw_kernel(
             )  # fmt: skip
         if last:
             for later in tl.range(turn, turns):
-                tl.store(undecided_ptr + later * B + row, again.to(tl.int32))
+                tl.store(undecided_ptr + later * B + row, redraw.to(tl.int32))
 
 
 PROGRAMS = {"test": 1320, "race": 900}
@@ -388,5 +388,5 @@ def launch_redraws(
             OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
             TEMPERATURE_PER_ROW=per["TEMPERATURE_PER_ROW"],
             num_warps=WARPS,
-            **early(device),
+            **pdl_options(device),
         )

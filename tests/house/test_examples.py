@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from forked import failures, run_forked
 from pages.write import BLOCK
 from scipy.stats import chisquare
 from tree import ROOT
@@ -26,65 +23,56 @@ PAGES = {
 }
 """Page -> the function that it is about."""
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SLOW = {"decode_loop", "minimal_kernel", "speculative_loop"}
-"""Examples that decode a whole model, or need a process in which Triton is not imported yet."""
+"""Examples that decode a whole model, or whose kernel is slow in the interpreter."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SHORT = [str(path) for path in EXAMPLES if path.stem not in SLOW]
-RUN_ALL = f"import runpy\nfor path in {SHORT}: runpy.run_path(path, run_name='__main__')"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def run(script: Path, device: str) -> str:
-    """Return the output of a script in a new process; fail unless its exit code is 0.
-
-    The process runs without the interpreter, which other tests turn on: on a CPU a user gets the
-    reference.
-    """
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
-    if device == "cpu":
-        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def example_code(slow: bool) -> list[tuple[str, str]]:
+    return [
+        (str(path), path.read_text("utf-8")) for path in EXAMPLES if (path.stem in SLOW) == slow
+    ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_short_examples_run(device, tmp_path):
-    """Run all of them in one process, as importing torch takes longer than they do."""
-    script = tmp_path / "all.py"
-    script.write_text(RUN_ALL, encoding="utf-8")
-    assert run(script, device).count("kept") >= 3
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", sorted(SLOW))
-def test_long_example_runs(name, device):
-    assert run(ROOT / "examples" / f"{name}.py", device)
-
-
-def without_generated_blocks(text: str) -> str:
-    """Blank the generated blocks of a page, examples among them, and keep the line numbers."""
-    return BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_the_page_runs(page, device, tmp_path):
-    """Run the blocks in order, as one program; a traceback has the line numbers of the page."""
-    text = without_generated_blocks((ROOT / page).read_text(encoding="utf-8"))
-    lines = text.splitlines()
-    program = [""] * len(lines)
+def page_code(page: str) -> str:
+    """Return the Python of a page as one program, with the line numbers of the page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)  # examples/*.py, among others
+    program = [""] * len(text.splitlines())
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         first = text.count("\n", 0, block.start(1))
         code = block[1].splitlines()
         program[first : first + len(code)] = code
     imports = [line for line in program if line.startswith("from fsbench.kernels import")]
     assert any(PAGES[page] in line for line in imports)
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(program), encoding="utf-8")
-    run(script, device)
+    return "\n".join(program)
+
+
+def run_all(scripts: list[tuple[str, str]], device: str) -> str:
+    """Run scripts, each in a new process, and return their output; fail if one fails.
+
+    The processes run without the interpreter, which other tests turn on: on a CPU a user gets the
+    reference.
+    """
+    env = {"TRITON_INTERPRET": None, "HF_HUB_OFFLINE": "1"}  # nothing is downloaded
+    if device == "cpu":
+        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    outputs = run_forked(scripts, "import torch", env)
+    assert not failures(scripts, outputs)
+    return "".join(done.out for done in outputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_short_examples_and_the_code_of_pages_run(device):
+    out = run_all([*example_code(slow=False), *((page, page_code(page)) for page in PAGES)], device)
+    assert out.count("kept") >= 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_examples_run(device):
+    assert run_all(example_code(slow=True), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import NamedTuple
 
 import typer
 from tree import FOLDERS as PRODUCT
-from tree import ROOT, modules
+from tree import ROOT, modules, parsed
 
 from fsbench.cli import app
 
@@ -55,75 +53,85 @@ class Text(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.line}"
 
 
+def comments(path: Path) -> Iterator[Text]:
+    """Yield the comments of a file; a string with # counts as one, which does no harm."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if comment := re.search(r"(?:^|\s)#.*", line):
+            yield Text(path, number, comment[0].lstrip())
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """Yield the names in a node, and its string if that is a name (lazy imports)."""
+    for field in ("name", "asname", "id", "attr", "arg"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield name
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        yield node.value
+
+
+class Source(NamedTuple):
+    """The docstrings of a file, those of variables included, and its identifiers."""
+
+    docstrings: list[Text]
+    names: set[str]
+
+
 @cache
-def sources() -> dict[Path, ast.Module]:
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths}
-
-
-def prose_in_code(path: Path, tree: ast.Module) -> Iterator[Text]:
-    """Yield the comments and docstrings of a file, docstrings of variables included."""
-    lines = io.StringIO(path.read_text(encoding="utf-8"))
-    for token in tokenize.generate_tokens(lines.readline):
-        if token.type == tokenize.COMMENT:
-            yield Text(path, token.start[0], token.string)
-    for node in ast.walk(tree):
+def source(path: Path) -> Source:
+    docstrings, names = [], set()
+    for node in ast.walk(parsed(path)):
+        names.update(identifiers(node))
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            yield Text(path, node.lineno, value.value)
+            docstrings.append(Text(path, node.lineno, value.value))
+    return Source(docstrings, names)
 
 
-def comments(path: Path) -> str:
-    """Return the lines of a file that begin with #, with all other lines empty."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return "\n".join(line if line.startswith("#") else "" for line in lines)
+@cache
+def paths() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @cache
 def texts() -> list[Text]:
+    """Return all prose: pages, comments and docstrings."""
     collected = [Text(page, 1, page.read_text(encoding="utf-8")) for page in PAGES]
     for pattern in ("Makefile", ".ci/run", "tools/*.sh", "kernels/**/*.toml", "fsbench/**/*.toml"):
-        collected += [Text(path, 1, comments(path)) for path in ROOT.glob(pattern)]
-    return [
-        *collected,
-        *(text for path, tree in sources().items() for text in prose_in_code(path, tree)),
-    ]
+        collected += [text for path in ROOT.glob(pattern) for text in comments(path)]
+    for path in paths():
+        collected += [*comments(path), *source(path).docstrings]
+    return collected
 
 
 @cache
 def rooms() -> dict[str, list[str]]:
-    """Map the last part of a module's name to the modules with that last part."""
+    """Map the last part of a package's name to the modules with that last part."""
     by_last_part: dict[str, list[str]] = {}
     for name in modules():
         by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
     packages = {name.rpartition(".")[0] for name in modules()}
-    below = {name.rpartition(".")[2] for name in packages if name.count(".")}
-    return {last: by_last_part[last] for last in below}
-
-
-def names(tree: ast.AST) -> set[str]:
-    """Return the identifiers of a module and its strings that are identifiers (lazy imports)."""
-    identifiers = set()
-    for node in ast.walk(tree):
-        for field in ("name", "asname", "id", "attr", "arg"):
-            identifiers.add(getattr(node, field, None))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            identifiers.add(node.value if node.value.isidentifier() else None)
-    return {name for name in identifiers if isinstance(name, str)}
+    return {
+        last: by_last_part[last] for last in (p.rpartition(".")[2] for p in packages if "." in p)
+    }
 
 
 @cache
 def all_names() -> set[str]:
-    return FOREIGN.union(*map(names, sources().values()))
+    return FOREIGN.union(*(source(path).names for path in paths()))
 
 
+@cache
+def names_of(module: str) -> set[str]:
+    return {name for node in ast.walk(modules()[module]) for name in identifiers(node)}
+
+
+@cache
 def why_unknown(dotted: str) -> str | None:
     """Return why a dotted name that begins with fsbench does not exist, or None if it exists."""
     parts = dotted.split(".")
     length = next(k for k in range(len(parts), 0, -1) if ".".join(parts[:k]) in modules())
-    attributes, tree = parts[length:], modules()[".".join(parts[:length])]
-    missing = set(attributes) - names(tree)
-    return f"no {attributes[0]} in {'.'.join(parts[:length])}" if missing else None
+    module, attributes = ".".join(parts[:length]), parts[length:]
+    return f"no {attributes[0]} in {module}" if set(attributes) - names_of(module) else None
 
 
 def test_dotted_names_exist():
@@ -150,14 +158,14 @@ def test_names_relative_to_a_room_exist():
 
 def test_files_exist():
     """Prose names a file by its path from the root or by its name alone."""
-    paths = [path for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.*")]
-    file_names = {path.name for path in paths}
-    file_names |= {path.name for path in ROOT.iterdir()}
+    files = [path for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.*")]
+    file_names = {path.name for path in (*files, *ROOT.iterdir())}
+    exists = cache(lambda path: any(ROOT.glob(path)))
     extensions = "|".join(SOURCES)
     wrong = []
     for text in texts():
-        paths = re.findall(rf"(?<![\w/.-])(?:{TREES})/[\w./*-]*[\w*/](?![\w<])", text.text)
-        wrong += [f"{text}: {path}" for path in paths if not any(ROOT.glob(path.rstrip("/")))]
+        named = re.findall(rf"(?<![\w/.-])(?:{TREES})/[\w./*-]*[\w*/](?![\w<])", text.text)
+        wrong += [f"{text}: {path}" for path in named if not exists(path.rstrip("/"))]
         for name in re.findall(rf"(?<![\w<>*/.-])[\w-]+\.(?:{extensions})\b(?!\.)", text.text):
             if name not in file_names and name not in WRITTEN_BY_USERS | FOREIGN:
                 wrong.append(f"{text}: {name}")

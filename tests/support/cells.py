@@ -1,10 +1,14 @@
-"""Cells made up for tests: of a sampler on an H200, unless something else is asked for."""
+"""Cells and rows of results for tests, by default of a sampler on an H200."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from fsbench.records.cell import Cell, CellRecord
+from fsbench.report.tables import Configuration, configurations
 
 _COLUMNS = dict(
     provider="fast",
@@ -25,7 +29,7 @@ _COLUMNS = dict(
 
 def cell(**changes: Any) -> Cell:
     """A cell; changes are columns of results.csv."""
-    return Cell.of({**_COLUMNS, **changes})
+    return Cell.from_columns({**_COLUMNS, **changes})
 
 
 def results_row(
@@ -50,3 +54,9 @@ MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
 def numbers(records: list[CellRecord]) -> dict[str, list[int]]:
     """Sampler -> the rounds that it has."""
     return {record.cell.provider: sorted(record.rounds) for record in records}
+
+
+def only(rows: Iterable[dict[str, Any]]) -> Configuration:
+    """Return the one configuration of these rows."""
+    (configuration,) = configurations(pd.DataFrame(rows))
+    return configuration

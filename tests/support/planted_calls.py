@@ -80,7 +80,10 @@ def contract(
             scores, T = (logits, temperature)
             if "drawn_from" in mistakes:
                 scores, T = mistakes["drawn_from"](logits, temperature, number, plain)
-            drawn.append(reference.expect(scores, key, offset, T, noise, sample=at).tokens)
+            expected = reference.expect(
+                scores, key, offset, T, noise, sample=at, find_acceptable=False
+            )
+            drawn.append(expected.tokens)
         tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
         tokens = wrong("tokens")(tokens, logits, temperature, seed, offset)
         if not (return_logprob or return_entropy or return_rank or return_top):

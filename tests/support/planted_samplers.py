@@ -245,10 +245,10 @@ def filtered(
         if problem.penalties:
             histories = zip(*problem.row_histories(), strict=True)
             counts = [reference.token_counts(tokens, problem.V) for tokens in histories]
+        last = logits = kept = torch.empty(0)  # most launches repeat the hidden states of the last
 
-        def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        def prepare(hidden: Tensor) -> tuple[Tensor, Tensor]:
             logits = (hidden @ weight.T).double()
-            B, V = logits.shape
             if problem.penalties:
                 logits = penalize(
                     logits,
@@ -257,10 +257,18 @@ def filtered(
                     presence=problem.presence_penalty,
                     frequency=problem.frequency_penalty,
                 )
-            top_k = torch.where(filters[:, 0] > 0, k_of(filters[:, 0], B, V), 0)
+            k = filters[:, 0]
+            top_k = torch.where(k > 0, k_of(k, *logits.shape), 0)
             kept = reference.truncate(
                 logits, problem.temperature, top_k=top_k, keeps_ties=keeps_ties
             ).kept
+            return logits, kept
+
+        def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+            nonlocal last, logits, kept
+            if not torch.equal(hidden, last):
+                last, (logits, kept) = hidden.clone(), prepare(hidden)
+            B, V = logits.shape
             seed, step = int(seed), int(offset)
             salt = int(filters[:B, 0].sum()) if neighbors else 0
             first, second = (

@@ -1,4 +1,4 @@
-"""Where things are in this checkout."""
+"""Paths and parsed sources of this checkout."""
 
 import ast
 from functools import cache
@@ -9,16 +9,22 @@ RESULTS = ROOT / "results"
 H200 = RESULTS / "h200"
 
 FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbench": "fsbench"}
-"""Package -> folder; the first two are links in fsbench/ to folders beside it."""
+"""Package -> folder; the first two are links in fsbench/ to folders next to it."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the product by its dotted name; a package under its own name."""
-    found = {}
+    """Return every module of the product by its dotted name, packages included."""
+    by_name = {}
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join([package, *parts]).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return found
+            by_name[name] = parsed(path)
+    return by_name

@@ -86,4 +86,4 @@ def history(B: int, V: int, capacity: int = 80) -> TokenHistory:
         for _ in range(2)
     )
     outputs[-1] += outputs[-1] * 2  # several times
-    return TokenHistory.of(prompts, outputs, capacity, "cpu")
+    return TokenHistory.from_tokens(prompts, outputs, capacity, "cpu")

@@ -1,4 +1,4 @@
-"""The screen for Hopper, in Gluon: TMA, wgmma and warp specialization.
+"""The Hopper screen, in Gluon: TMA, wgmma and warp specialization.
 
 May import what `screened` may, but nothing of the portable kernel.
 """

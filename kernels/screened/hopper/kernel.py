@@ -1,14 +1,14 @@
-"""The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
+"""The Hopper screen: TMA, int8 wgmma and warp specialization, in Gluon.
 
-A program has one loader warp (hopper.loader) and up to four warpgroups that compute. The
-loader copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs
-ahead while the others look at what may win. A warpgroup has 32 rows of hidden, high and low bytes
-as 64 rows of its instruction; two may have the same rows, and half of a tile's tokens each. All of
-them run the same code: with a copy of it for each, a program would not fit into the instruction
-cache.
+A program has one loader warp (hopper.loader) and up to four warpgroups that compute. The loader
+copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while
+the others record tokens that may win. A warpgroup has 32 rows of hidden, whose high and low bytes
+are 64 rows of its instruction. Two warpgroups may have the same rows and half of a tile's tokens
+each. All warpgroups run the same code: with a copy for each, a program would not fit into the
+instruction cache.
 
-What it computes and leaves behind is that of screened.portable, for requests without bias, mask
-and soft cap; the others run there.
+The results are those of screened.portable, for requests without bias, mask and soft cap; other
+requests run there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.screened.hopper.loader import COLUMNS, allocated_ring, load, tiles
 from fsbench.kernels.screened.hopper.records import (
     leave_records,
-    list_what_is_left,
+    list_remaining,
     slots_of,
     word_layout,
 )
@@ -64,7 +64,7 @@ SCREEN_LOADER_REGISTERS = gl.constexpr(40)
 
 @gluon.constexpr_function
 def _sums_layout(ROWS, SPLIT, N):
-    """Of the sums of ROWS rows of hidden, in instructions for N tokens."""
+    """Return the layout of the sums of ROWS rows of hidden, by instructions for N tokens."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[ROWS // 8, SPLIT], instr_shape=[16, N, 32]
     )
@@ -76,7 +76,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
             ROUNDED_AT_ONCE: gl.constexpr, ROWS: gl.constexpr, SPLIT: gl.constexpr,
             BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """The computing warpgroups: the records and then the lists of the program's rows."""
+    """Run the computing warpgroups: the records and then the lists of the program's rows."""
     b0, pid_v, programs_v = share
     seed_ptr, offset_ptr, temperature, first_token = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
@@ -92,20 +92,20 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     SLOTS: gl.constexpr = slots_of(SPLIT)
     LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
     rows = b0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    there = rows < B
+    in_bounds = rows < B
     column = rows[:, None]
     offset = offsets_of_rows(
         offset_ptr[0] if len(offset_ptr) > 0 else None, column, column < B, OFFSET_PER_ROW
     )
     seed, row = seeds_of_rows(seed_ptr, column, column < B, SEED_PER_ROW)
     if TEMPERATURE_PER_ROW:
-        T = gl.load(temperature + column, mask=there[:, None], other=0.0)
+        T = gl.load(temperature + column, mask=in_bounds[:, None], other=0.0)
     else:
         T = (column * 0).to(gl.float32) + temperature
     T, inverse_temperature = temperatures(T)
-    step = gl.load(numbers_ptr + rows, mask=there, other=0.0)[:, None]
-    reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
-    spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
+    step = gl.load(numbers_ptr + rows, mask=in_bounds, other=0.0)[:, None]
+    reach = gl.load(numbers_ptr + B + rows, mask=in_bounds, other=0.0)[:, None]
+    spread = gl.load(numbers_ptr + 2 * B + rows, mask=in_bounds, other=0.0)[:, None]
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
     extra = gl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
@@ -114,12 +114,12 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
 
     count = gl.full([ROWS, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([ROWS, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
-    mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
-    at = (0, 0)
-    known = (limit, count)
+    records = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
+    position = (0, 0)
+    slots = (limit, count)
     rounds, tail = tiles(share, V, BLOCK_V)
     has_tail = tail < V
-    # From here on V and tokens are of the whole vocabulary; no tile of another rank is met.
+    # From here on V and tokens refer to the whole vocabulary; all tiles are this rank's.
     first = 0
     if len(first_token) > 0:
         first = first_token[0]
@@ -127,20 +127,20 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
         V += first
     for r in range(rounds):
         v0 = first + (pid_v + r * programs_v) * BLOCK_V
-        at, known = _screen_tile(
-            ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-            NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
+        position, slots = _screen_tile(
+            ring, position, v0, lower_ptr, rows, step, vectors, noise, bounds, slots, records, B, V,
+            D, NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
         )  # fmt: skip
     if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
         if has_tail:
-            at, known = _screen_tile(
-                ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-                NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
+            position, slots = _screen_tile(
+                ring, position, tail, lower_ptr, rows, step, vectors, noise, bounds, slots, records,
+                B, V, D, NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
             )  # fmt: skip
-    # After a few tiles the bound that the last one began with is good enough.
-    list_what_is_left(
-        rows, there, known, rounds < 3, mine, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST,
-        ROWS, SPLIT,
+    # After a few tiles the bound that the last tile began with is tight enough.
+    list_remaining(
+        rows, in_bounds, slots, rounds < 3, records, lower_ptr, listed_ptr, list_ptr, B, V, ROOM,
+        LIST, ROWS, SPLIT,
     )  # fmt: skip
 
 
@@ -150,14 +150,13 @@ def _stage_before(stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _product(ring, at, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.constexpr,
+def _product(ring, position, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.constexpr,
              BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Sums of high and low bytes of the next tile in the ring, int32 [2 ROWS, WIDTH].
+    """Return (sums, position after it) of the next tile in the ring.
 
-    Returns:
-        (sums, at): where in the ring that ends.
+    sums: int32 [2 ROWS, WIDTH], of high and low bytes.
     """
-    stage, phase = at
+    stage, phase = position
     weight_ring, codes_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     # An instruction on bytes has at most 128 tokens here.
@@ -186,28 +185,24 @@ def _product(ring, at, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.con
 
 
 @gluon.jit
-def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-                 NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
+def _screen_tile(ring, position, v0, lower_ptr, rows, step, vectors, noise, bounds, slots, records,
+                 B, V, D, NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
                  SPLIT: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
                  STAGES: gl.constexpr):  # fmt: skip
-    """Leave records of a tile of WIDTH tokens.
+    """Record the words of a tile of WIDTH tokens that may win; return (position, slots).
 
-    Args:
-        at: (stage, phase) of the ring. known: (limit, count), as in leave_records.
-
-    Returns:
-        (at, known).
+    position: (stage, phase) of the ring. slots: (limit, count), as in leave_records.
     """
-    there = rows < B
-    limit, count = known
+    in_bounds = rows < B
+    limit, count = slots
     line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) * 8
     ahead = gl.minimum(v0 + line, V - 1)
     touch(vectors[0] + ahead, True)
     touch(vectors[1] + ahead, True)
     touch(vectors[2] + ahead, True)
-    # Other programs raise it meanwhile; an older one only leaves over more.
-    key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    sums, at = _product(ring, at, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES)
+    # Other programs raise the bound meanwhile; an older bound only records more tokens.
+    key = gl.load(lower_ptr + rows, mask=in_bounds, other=0, volatile=True)
+    sums, position = _product(ring, position, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES)
     limit = larger(limit, bound_of_key(key)[:, None])
     z = both_bytes(sums)
     SUMS: gl.constexpr = z.type.layout
@@ -217,13 +212,13 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
         token = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
         z = gl.where((token < V)[None, :], z, float("-inf"))
     limit, count = leave_records(
-        z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM, ROWS, SPLIT
-    )
+        z, v0, vectors, rows, noise, bounds, limit, count, records, B, V, NOISE, ROOM, ROWS, SPLIT,
+    )  # fmt: skip
     best = gl.max(limit, axis=1)
     gl.atomic_max(
-        lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
+        lower_ptr + rows, bound_key(best), mask=in_bounds & (best > LOWEST_BOUND), sem="relaxed"
     )
-    return at, (limit, count)
+    return position, (limit, count)
 
 
 @gluon.jit(do_not_specialize=["B", "V"])
@@ -259,8 +254,8 @@ def hopper_screen_kernel(
     ROOM: gl.constexpr,
     LIST: gl.constexpr,
     ROUNDED_AT_ONCE: gl.constexpr,
-    ROWS: gl.constexpr,  # of a program: 32 for each warpgroup that computes, or for
-    SPLIT: gl.constexpr,  # as many that share the tokens of a tile
+    ROWS: gl.constexpr,  # rows of a program: 32 for each SPLIT warpgroups that compute
+    SPLIT: gl.constexpr,  # warpgroups that share the tokens of a tile
     BLOCK_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
@@ -270,9 +265,9 @@ def hopper_screen_kernel(
     b0 = gl.program_id(0) % num_tiles_b * ROWS
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
     # What is absent is an empty tuple, as None cannot be in one.
-    own = () if first_token is None else (first_token,)
-    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, own)
-    if first_token is not None:  # so that a token's id finds its own numbers
+    shard = () if first_token is None else (first_token,)
+    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, shard)
+    if first_token is not None:  # index by token id
         scale_ptr -= first_token
         residual_ptr -= first_token
         norm_ptr -= first_token
@@ -296,9 +291,9 @@ def hopper_screen_kernel(
 def prepare(
     grid: tuple[int], B: int, config: HopperScreenConfig, shared: dict[str, Any], tokens: int
 ) -> tuple[Launch, Callable[[Tensor, Tensor], tuple[Any, Any]]]:
-    """The launch, and (codes, copy) -> both as it loads them.
+    """Return the launch, and a function that makes kernel operands of (codes, copy).
 
-    shared: arguments of the portable screen that are also its own. tokens: of this rank, or all.
+    shared: arguments that the portable screen has, too. tokens: of this rank, or all.
     """
     box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
     fixed = {

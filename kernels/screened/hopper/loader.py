@@ -1,4 +1,4 @@
-"""The screen for Hopper: which tiles a program has, and the warp that loads them."""
+"""The Hopper screen: which tiles a program has, and the warp that loads them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -16,7 +16,7 @@ COLUMNS = gl.constexpr(128)
 @gluon.jit
 def allocated_ring(copy, codes, ROWS: gl.constexpr, BLOCK_V: gl.constexpr,
                     BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """As device.hopper_mainloop has it; one partition gives a stage free."""
+    """Like hopper_mainloop.allocated_ring, but only one partition releases each stage."""
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     weight_ring = gl.allocate_shared_memory(
         copy.dtype, [STAGES * CHUNKS, BLOCK_V, COLUMNS], copy.layout
@@ -35,21 +35,22 @@ def allocated_ring(copy, codes, ROWS: gl.constexpr, BLOCK_V: gl.constexpr,
 
 @gluon.jit
 def tiles(share, V, BLOCK_V: gl.constexpr):
-    """(tiles of BLOCK_V tokens that a program has, where its tile of 128 in the tail begins).
+    """Return (a program's number of tiles of BLOCK_V tokens, first token of its tile in the tail).
 
-    It has none in the tail if that is at V or beyond.
+    A tile of the tail has 128 tokens. The program has no such tile if its first token is V or more.
     """
     _, pid_v, programs_v = share
     rounds, tail = schedule(V, programs_v, BLOCK_V)
-    mine = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
-    return gl.minimum(rounds, mine), (tail + pid_v) * 128
+    num_tiles = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
+    return gl.minimum(rounds, num_tiles), (tail + pid_v) * 128
 
 
 @gluon.jit
 def _tile_of_step(g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
-    """(first token, first column, whether the tile has BLOCK_V tokens) of a program's step g.
+    """Return (first token, first column, whether the tile has BLOCK_V tokens) of step g.
 
-    The tile of the tail has 128. As in the fused kernels, programs begin at different columns.
+    The tile of the tail has 128 tokens. As in the fused kernels, programs begin at different
+    columns.
     """
     _, pid_v, programs_v = share
     rounds, tail = tiles(share, V, BLOCK_V)
@@ -63,13 +64,13 @@ def _tile_of_step(g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.cons
 @gluon.jit
 def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, ROWS: gl.constexpr,
                  BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
-    """Ask for the part of the copy of step g of the program, and expect that of the codes too."""
+    """Start copying the part of the int8 copy of step g, and expect the part of the codes too."""
     weight_ring, _, loaded, _ = ring
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     BLOCKS: gl.constexpr = BLOCK_V // 128
     v0, d0, whole = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     bar = loaded.index(stage)
-    # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+    # Boxes over the edge of a matrix are padded with zeros, and count in full.
     BOXES: gl.constexpr = CHUNKS * copy.block_type.nbytes
     CODES: gl.constexpr = CHUNKS * (2 * ROWS // BOX_ROWS) * codes.block_type.nbytes
     if whole:
@@ -88,7 +89,7 @@ def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, ROWS: gl.const
 @gluon.jit
 def _copy_codes(codes, ring, stage, g, steps, share, V, D, ROWS: gl.constexpr,
                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
-    """As _copy_weight, of the codes of hidden."""
+    """Start copying the part of the codes of hidden of step g."""
     _, codes_ring, loaded, _ = ring
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     BOX: gl.constexpr = codes.block_type.shape[0]
@@ -105,7 +106,7 @@ def _copy_codes(codes, ring, stage, g, steps, share, V, D, ROWS: gl.constexpr,
 @gluon.jit
 def load(copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS: gl.constexpr,
          BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """The loading warp. Nobody writes the copy; the codes must have been written."""
+    """Run the loading warp. The int8 copy is constant; the codes must have been written."""
     _, _, _, free = ring
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     ask_for_hidden(hidden_ptr, lane, B, D)

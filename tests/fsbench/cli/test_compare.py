@@ -18,7 +18,9 @@ FUSED = paper.source()["fused"]["provider"]
 def _cell(provider, b, **changes):
     how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
     fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
-    return Cell.of({**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
+    return Cell.from_columns(
+        {**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes}
+    )
 
 
 def _run(folder, times, oom=(), sm_mhz=1980, **environment):

@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
             sampler_columns = dict(
                 provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v
             )
-            cell = Cell.of({**sampler_columns, **conditions, **machine})
+            cell = Cell.from_columns({**sampler_columns, **conditions, **machine})
             store.append_round(cell, 0, Round([10.0 + number] * 8))
     store.close()
     return tmp_path / "run"

@@ -22,7 +22,7 @@ def _cell(provider, b, gpu="NVIDIA H200", **changes):
     fixed = dict(d=64, v=1000, dtype="bf16", tp=1, temperature=1.0, logits="normal:1")
     how = dict(timer="cupti", graph=True, l2="cold", device="cuda" if gpu else "cpu")
     who = dict(provider=provider, label=provider, kind=kind, fused=fused, gpu=gpu, b=b)
-    return Cell.of({**who, **fixed, **how, **changes})
+    return Cell.from_columns({**who, **fixed, **how, **changes})
 
 
 def _results(folder, providers=tuple(PROVIDERS), times=(10.0, 20.0, 5.0), export=True, **changes):

@@ -44,9 +44,9 @@ def test_a_finished_cell_is_one_line(piped):
 
 
 def test_a_pipe_gets_a_line_now_and_then(piped, monkeypatch):
-    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.0)
     with Progress(piped) as shown:
         shown.report(1, 9, "B=1: slow, verifying", TimeLeft(5, is_guess=True))
+        monkeypatch.setattr(progress, "HEARTBEAT_S", 0.0)
         while not piped.file.getvalue():
             pass
     assert piped.file.getvalue().startswith("[1/9] B=1: slow, verifying   about 5s left\n")

@@ -65,6 +65,14 @@ def test_the_record(fsbench, tmp_path):
         assert row["provider"] == name and row["conclusion"].startswith("passed: 1 check of ")
 
 
+def test_a_slow_check_has_a_heartbeat(fsbench, mine, monkeypatch):
+    """Without a line for HEARTBEAT_S, one names the sampler and the check that runs."""
+    monkeypatch.setattr("fsbench.cli.progress.HEARTBEAT_S", 0.1)
+    slow = mine("argmax(1)", launch="time.sleep(0.3 * (step == 1))")
+    code, _, err = fsbench(*slow, "--check", "greedy", "--tier", "gate")
+    assert code == 0 and "mine: checking greedy\n" in err, err
+
+
 def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
     """What was judged before a run is killed is not lost; a line cut short is removed."""
     path = tmp_path / "verify.jsonl"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.errors import EngineUnavailable, InvalidArgument
+from fsbench.errors import EngineUnavailable, InvalidArgument, InvalidOption
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = [
@@ -45,54 +45,65 @@ def test_everything_is_written(tmp_path):
     assert "head + sampling" in done.output and "|" not in done.output and "#" not in done.output
 
 
-def test_figures_are_drawn_again_from_several_folders(tmp_path):
-    folders = [str(tmp_path / name) for name in ("a", "b")]
-    for folder, sampler in zip(folders, ("multinomial", "flash_sample"), strict=True):
-        assert start("--sampler", sampler, "--batch", "1", "--out", folder).exit_code == 0
-    arguments = ["plot", *folders, "--out", str(tmp_path / "plots"), "--format", "svg"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    drawn = (tmp_path / "plots" / "tpot_hf.svg").read_text()
-    assert "Multinomial" in drawn and "FlashSampling" in drawn
-    none = ["plot", folders[0], "--figure", "runtime", "--out", str(tmp_path / "none")]
-    assert "--figure: expected one that" in str(CliRunner().invoke(app, none).exception)
-    assert not (tmp_path / "none").exists()
-
-
-def test_what_cannot_run_here_is_a_row_not_a_failure(tmp_path):
-    done = start("--sampler", "multinomial,flash_sampling_hopper", "--out", str(tmp_path / "run"))
+def test_drafts_are_reported(tmp_path):
+    done = start("--batch", "3", "--speculate", "2", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
     frame = pd.read_csv(tmp_path / "run" / "e2e.csv").set_index("sampler")
-    assert frame.loc["flash_sampling_hopper"].status == "unavailable"
-    assert "runs on cuda only" in frame.loc["flash_sampling_hopper"].reason
+    assert list(frame.index) == ["flash_sample", "ngram-2", "early-exit-2"]
+    assert (frame.runs == 2).all() and (frame.tokens_per_s > 0).all()
+    drafted = frame.loc[["ngram-2", "early-exit-2"]]
+    assert (drafted.same_pct == 100).all() and (drafted.draft_us > 0).all()
+    assert drafted.reduction_pct.isna().all()  # on a CPU the reference draws: no gain is reported
+    assert drafted.draft_draw_pct["ngram-2"] == 0 < drafted.draft_draw_pct["early-exit-2"]
+    assert frame.loc["flash_sample"].isna().accepted
+    assert "accepted" in done.output and "2 drafts, ngram" in done.output
+    assert "### Drafts" in (tmp_path / "run" / "e2e.md").read_text()
 
 
-def test_a_sampler_that_fails_gives_exit_code_3(tmp_path, monkeypatch):
+def test_samplers_that_are_unavailable_or_fail_are_rows(tmp_path, monkeypatch):
+    """The exit code is 3 if one has failed; one that cannot run here is no failure."""
     import fsbench.integrations.draw as draw
 
-    def broken(self, hidden, *rest):
+    def broken(self, rows):
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(draw.FlashSampleDraw, "__call__", broken)
-    done = start("--sampler", "multinomial,flash_sample", "--out", str(tmp_path / "run"))
+    samplers = "multinomial,flash_sampling_hopper"
+    assert start("--batch", "1", "--sampler", samplers, "--out", str(tmp_path / "a")).exit_code == 0
+    done = start("--sampler", f"{samplers},flash_sample", "--out", str(tmp_path / "b"))
     assert done.exit_code == 3
-    frame = pd.read_csv(tmp_path / "run" / "e2e.csv").set_index(["sampler", "b"])
+    frame = pd.read_csv(tmp_path / "b" / "e2e.csv").set_index(["sampler", "b"])
+    absent = frame.loc["flash_sampling_hopper"].iloc[0]
+    assert absent.status == "unavailable" and "runs on cuda only" in absent.reason
     assert frame.loc[("flash_sample", 1)].reason == "RuntimeError: no kernel image"
-    said = (tmp_path / "run" / "steps.jsonl").read_text().count("no kernel image")
-    assert said == 2, "once for each B: it is not tried again"
+    lines = (tmp_path / "b" / "steps.jsonl").read_text()
+    assert lines.count("no kernel image") == 2  # once for each B: it is not tried again
     assert frame.loc[("multinomial", 3)].runs == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--sampler", "matmul_only"], InvalidArgument, "sampler: expected one of"),
-        (["--tp", "1,2"], InvalidArgument, "--tp: expected 1 with --engine hf; got 2"),
-        (["--engine", "vllm"], EngineUnavailable, "--engine vllm: expected"),
+        ("--sampler matmul_only", InvalidArgument, "sampler: expected one of"),
+        ("--tp 1,2", InvalidArgument, "--tp: expected 1 with --engine hf; got 2"),
+        ("--engine vllm", EngineUnavailable, "--engine vllm: expected"),
+        ("--speculate 0", InvalidOption, "--speculate: expected an integer from 1"),
+        ("--speculate 5", InvalidArgument,
+         "--speculate: expected at most 4, two less than --output-tokens"),
+        ("--speculate 2 --engine vllm --sampler greedy", InvalidArgument,
+         "--sampler: expected vllm, flash_sample, screened with --speculate; got 'greedy'"),
+        ("--speculate 2 --engine vllm --drafter ngram", InvalidArgument,
+         "--drafter: expected eagle in vllm; got 'ngram'"),
+        ("--speculate 2 --drafter ngrams", InvalidArgument, "--drafter: expected one of"),
+        ("--model qwen3-8b-fp8", InvalidArgument,
+         "--model: expected none in fp8 with --engine hf"),
+        ("--speculate 2 --sampler multinomial", InvalidArgument,
+         "--sampler: expected flash_sample with"),
+        ("--drafter ngram", InvalidArgument, "--drafter: expected --speculate with it"),
     ],
-)
+)  # fmt: skip
 def test_errors_are_named_before_anything_is_written(tmp_path, arguments, error, message):
-    done = start(*arguments, "--out", str(tmp_path / "run"))
+    done = start(*arguments.split(), "--out", str(tmp_path / "run"))
     assert isinstance(done.exception, error)
-    assert message in str(done.exception)
+    assert message in str(done.exception) + done.output
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The models of `fsbench e2e`, and that a config makes the model that it says."""
+"""The models of `fsbench e2e`, and the size of the models that their configs make."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def test_heads_are_those_of_the_one_list():
     assert set(decoders()) - set(models()) == {"qwen3-8b-fp8", "qwen3-8b-248k", "tiny"}
 
 
-def test_a_model_like_another_differs_in_what_it_says():
+def test_a_model_like_another_differs_in_its_settings():
     plain, fp8, wide = map(decoder, ("qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-248k"))
     assert fp8 == replace(plain, name=fp8.name, fp8=True)
     assert wide == replace(plain, name=wide.name, V=248320)
-    said = fp8.config("bfloat16", 256)
-    assert said.pop("quantization_config")["quant_method"] == "fp8"
-    assert said == plain.config("bfloat16", 256)
+    config = fp8.config("bfloat16", 256)
+    assert config.pop("quantization_config")["quant_method"] == "fp8"
+    assert config == plain.config("bfloat16", 256)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Numbers, tables and figure of `fsbench e2e`, from samples made by hand."""
+"""Numbers, tables and figures of `fsbench e2e`, from samples made by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fsbench.cli import app
 from fsbench.e2e.records import Case, Decoded, Profile, StepStore, read
 from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
 from fsbench.e2e.tables import markdown, write_tables
@@ -17,7 +19,7 @@ from fsbench.report.figures.end_to_end import draw, write_figures
 def case(sampler: str, b: int = 4, **other) -> Case:
     named = {
         "engine": "vllm", "model": "qwen3-8b", "d": 4096, "v": 151936, "dtype": "bfloat16",
-        "tp": 1, "b": b, "sampler": sampler, "label": sampler.upper(), "fused": sampler == "ours",
+        "tp": 1, "b": b, "sampler": sampler, "label": sampler.upper(), "fused": sampler == "fused",
         "baseline": sampler == "base", "device": "cuda", "gpu": "NVIDIA H200",
     }  # fmt: skip
     return Case(**{**named, **other})
@@ -29,32 +31,32 @@ def decoded(tpot_us: float, steps: list[float] | None = None) -> Decoded:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Baseline: 4000 us, of which 600 for drawing, 450 of that for the LM head; ours saves 5 %."""
+    """Baseline: a step of 4000 us, 600 for drawing (LM head: 450). `fused` saves 5 %."""
     store = StepStore(tmp_path / "run", {"gpu": "NVIDIA H200"})
     for b in (1, 4):
-        for run, (base, ours) in enumerate([(4000, 3800), (4100, 3854), (3900, 3744)]):
+        for run, (base, fused) in enumerate([(4000, 3800), (4100, 3854), (3900, 3744)]):
             store.append_run(case("base", b), run, decoded(base))
-            store.append_run(case("ours", b), run, decoded(ours))
+            store.append_run(case("fused", b), run, decoded(fused))
         store.append_profile(case("base", b), Profile(20, 600, 450, 3300, 3900))
-        store.append_profile(case("ours", b), Profile(20, 350, None, 3300, 3650))
+        store.append_profile(case("fused", b), Profile(20, 350, None, 3300, 3650))
     store.append_status(case("absent", 0), "unavailable", "package absent is not installed")
-    store.append_counts(case("ours", 0), {"served": 7, "left": {}})
+    store.append_counts(case("fused", 0), {"served": 7, "left": {}})
     store.close()
     return store.folder
 
 
 def test_numbers(folder):
     frame = summary(read(folder)).set_index(["b", "sampler"])
-    base, ours = frame.loc[(4, "base")], frame.loc[(4, "ours")]
+    base, fused = frame.loc[(4, "base")], frame.loc[(4, "fused")]
     assert (base.tpot_ms, base.tpot_min_ms, base.tpot_max_ms) == (4.0, 3.9, 4.1)
     assert base.tokens_per_s == pytest.approx(4 / 4e-3)
     assert base.isna().reduction_pct
-    assert ours.reduction_pct == pytest.approx(5.0)  # runs: 5, 6, 4
-    assert ours.reduction_sd_pct == pytest.approx(1.0)
+    assert fused.reduction_pct == pytest.approx(5.0)  # runs: 5, 6, 4
+    assert fused.reduction_sd_pct == pytest.approx(1.0)
     assert base.gap_us == pytest.approx(100)
     assert base.amdahl_pct == pytest.approx(100 * 150 / 4000)
-    assert ours.possible_pct == pytest.approx(100 * 250 / 4000)
-    assert ours.reached == pytest.approx(5 / 6.25)
+    assert fused.possible_pct == pytest.approx(100 * 250 / 4000)
+    assert fused.reached == pytest.approx(5 / 6.25)
     absent = frame.loc[(0, "absent")]
     assert (absent.status, absent.runs) == ("unavailable", 0)
     assert list(summary(read(folder)).columns) == list(COLUMNS)
@@ -62,20 +64,20 @@ def test_numbers(folder):
 
 def test_the_gpus_own_time_is_the_median_of_profiles_compared_in_pairs(tmp_path):
     store = StepStore(tmp_path / "run", {})
-    for run, (base, ours) in enumerate([(4000, 3600), (4200, 3738), (5000, 4600), (4000, 0)]):
+    for run, (base, fused) in enumerate([(4000, 3600), (4200, 3738), (5000, 4600), (4000, 0)]):
         store.append_run(case("base"), run, decoded(9000))
         store.append_profile(case("base"), Profile(20, 600 + run, 450, 3300, base), run)
-        store.append_run(case("ours"), run, decoded(9000))
-        if ours:
-            store.append_profile(case("ours"), Profile(20, 300 + run, None, 3300, ours), run)
+        store.append_run(case("fused"), run, decoded(9000))
+        if fused:
+            store.append_profile(case("fused"), Profile(20, 300 + run, None, 3300, fused), run)
     store.close()
     frame = summary(read(store.folder)).set_index("sampler")
-    base, ours = frame.loc["base"], frame.loc["ours"]
+    base, fused = frame.loc["base"], frame.loc["fused"]
     assert (base.profiles, base.gpu_tpot_ms) == (4, 4.1) and base.isna().gpu_reduction_pct
-    assert (ours.profiles, ours.gpu_tpot_ms) == (3, 3.738)
-    assert ours.gpu_reduction_pct == pytest.approx(10)  # 10, 11 and 8, the fourth has no pair
-    assert ours.gpu_reduction_sd_pct == pytest.approx(1.528, abs=1e-3)
-    assert ours.reduction_pct == 0 and ours.draw_us == 301 and ours.gap_us == 9000 - 3738
+    assert (fused.profiles, fused.gpu_tpot_ms) == (3, 3.738)
+    assert fused.gpu_reduction_pct == pytest.approx(10)  # 10, 11 and 8, the fourth has no pair
+    assert fused.gpu_reduction_sd_pct == pytest.approx(1.528, abs=1e-3)
+    assert fused.reduction_pct == 0 and fused.draw_us == 301 and fused.gap_us == 9000 - 3738
     assert "| 10.0 ± 1.5 |" in markdown(summary(read(store.folder)))
 
 
@@ -85,32 +87,32 @@ def test_runs_are_compared_in_pairs(folder, tmp_path):
     for run, us in enumerate([4000, 4000, 9000]):
         store.append_run(case("base"), run, decoded(us))
     for run in (0, 1):
-        store.append_run(case("ours"), run, decoded(3600))
+        store.append_run(case("fused"), run, decoded(3600))
     store.close()
-    ours = summary(read(store.folder)).set_index("sampler").loc["ours"]
-    assert ours.reduction_pct == pytest.approx(10)
+    fused = summary(read(store.folder)).set_index("sampler").loc["fused"]
+    assert fused.reduction_pct == pytest.approx(10)
 
 
 def test_on_a_cpu_nothing_is_a_percentage_of_a_step_that_was_not_measured(tmp_path):
     """A fused sampler runs its reference there, and a profile takes longer than the step."""
     store = StepStore(tmp_path / "run", {})
-    for name, us in (("base", 500), ("ours", 9000), ("other", 400)):
-        here = case(name, device="cpu", gpu="")
-        store.append_run(here, 0, decoded(us))
-        store.append_profile(here, Profile(3, 1200, 100, 800, 2000))
+    for name, us in (("base", 500), ("fused", 9000), ("other", 400)):
+        cpu = case(name, device="cpu", gpu="")
+        store.append_run(cpu, 0, decoded(us))
+        store.append_profile(cpu, Profile(3, 1200, 100, 800, 2000))
     store.close()
     frame = summary(read(store.folder)).set_index("sampler")
     assert frame.loc["other"].reduction_pct == pytest.approx(20)
-    assert frame.loc["ours"].isna().reduction_pct
+    assert frame.loc["fused"].isna().reduction_pct
     assert frame[["amdahl_pct", "possible_pct", "reached"]].isna().all(axis=None)
     text = markdown(summary(read(store.folder)))
     assert "sampling in no time" not in text and "profile:" not in text
-    assert "On a CPU OURS runs its reference" in text
+    assert "On a CPU FUSED runs its reference" in text
 
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     store = StepStore(tmp_path / "run", {})
-    store.append_run(case("ours"), 0, decoded(3000))
+    store.append_run(case("fused"), 0, decoded(3000))
     store.close()
     row = summary(read(store.folder)).iloc[0]
     assert row.tpot_ms == 3 and row.isna().reduction_pct
@@ -131,12 +133,12 @@ def test_tables(folder):
     for line in (
         "## qwen3-8b in vllm, 1 x NVIDIA H200",
         "ABSENT: unavailable, package absent is not installed.",
-        "| B | BASE | OURS |",
+        "| B | BASE | FUSED |",
         "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
-        "| B | OURS | sampling in no time | the paper's fork, B200 |",
+        "| B | FUSED | sampling in no time | the paper's fork, B200 |",
         "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
         "| 4 | BASE | 4000 | 600 | 450 | 3300 | 3900 |  | 100 | 4.100 / 4.100 |",
-        "| 4 | OURS | 3800 | 350 |  | 3300 | 3650 | 6.4 ± 0.0 | 150 | 3.854 / 3.854 |",
+        "| 4 | FUSED | 3800 | 350 |  | 3300 | 3650 | 6.4 ± 0.0 | 150 | 3.854 / 3.854 |",
     ):
         assert line in page.splitlines(), line
     assert (folder / "e2e.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
@@ -145,9 +147,9 @@ def test_tables(folder):
 @pytest.mark.parametrize(
     "other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}, {"requests": "top-p"}]
 )
-def test_the_paper_stands_beside_what_it_measured_only(tmp_path, other):
+def test_the_paper_is_compared_with_what_it_measured_only(tmp_path, other):
     store = StepStore(tmp_path / "run", {})
-    for sampler, us in (("base", 4000), ("ours", 3800)):
+    for sampler, us in (("base", 4000), ("fused", 3800)):
         store.append_run(case(sampler, **other), 0, decoded(us))
     store.close()
     page = markdown(summary(read(store.folder)))
@@ -161,7 +163,7 @@ def test_figure(folder, tmp_path):
     upper, lower = draw(frame[frame.runs > 0]).axes
     lines = {each.get_label(): each.lines[0] for each in upper.containers}
     assert lines["BASE"].get_ydata().tolist() == [4.0, 4.0]
-    assert lines["OURS"].get_xdata().tolist() == [1, 4]
+    assert lines["FUSED"].get_xdata().tolist() == [1, 4]
     (saved,) = lower.containers
     assert saved.lines[0].get_ydata().tolist() == pytest.approx([5.0, 5.0])
     bound = next(
@@ -171,6 +173,22 @@ def test_figure(folder, tmp_path):
     )
     assert bound.get_ydata().tolist() == pytest.approx([3.75, 3.75])
     assert upper.get_title("left") == "qwen3-8b, TP 1"
+
+
+def test_figures_are_drawn_from_several_folders(tmp_path):
+    folders = []
+    for name in ("base", "fused"):
+        store = StepStore(tmp_path / name, {})
+        store.append_run(case(name), 0, decoded(4000))
+        store.close()
+        folders.append(str(store.folder))
+    plot = ["plot", *folders, "--out", str(tmp_path / "plots"), "--format", "svg"]
+    assert CliRunner().invoke(app, plot, catch_exceptions=False).exit_code == 0
+    drawn = (tmp_path / "plots" / "tpot_vllm.svg").read_text()
+    assert "BASE" in drawn and "FUSED" in drawn
+    other = ["plot", folders[0], "--figure", "runtime", "--out", str(tmp_path / "none")]
+    assert "--figure: expected one that" in str(CliRunner().invoke(app, other).exception)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):

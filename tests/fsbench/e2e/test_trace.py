@@ -1,4 +1,4 @@
-"""Attribution of a profile's kernels, on traces made by hand and on one of torch.profiler."""
+"""Attribution of a profile's kernels: traces made by hand, and one of torch.profiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def span(cat: str, name: str, ts: float, dur: float, tid: int = 1, call: int | N
 
 
 def kernel(name: str, call: int, launched: float, ts: float, dur: float, tid: int = 1) -> list:
-    """A launch on a thread of the host, and the kernel that it starts."""
+    """Return a launch on a thread of the host, and the kernel that it starts."""
     return [
         span("cuda_runtime", "cudaLaunchKernel", launched, 1, tid, call),
         span("kernel", name, ts, dur, 99, call),
@@ -28,7 +28,7 @@ def kernel(name: str, call: int, launched: float, ts: float, dur: float, tid: in
 
 
 def steps(n: int, period: float = 1000.0) -> list[dict]:
-    """Layers of 500 us, an LM head of 200 us, sampling of 50 us; the GPU runs 3 ms behind."""
+    """Return steps of 500 us of layers, 200 of head, 50 of sampling; the GPU is 3 ms behind."""
     events = []
     for k in range(n):
         host, gpu = k * period, 3000 + k * period
@@ -43,35 +43,35 @@ def steps(n: int, period: float = 1000.0) -> list[dict]:
 
 
 def test_kernels_belong_to_the_range_that_launched_them():
-    found = step_profile(steps(5), DRAW, HEAD)
-    assert found.steps == 4
-    assert (found.draw_us, found.matmul_us) == (250, 200)
-    assert (found.rest_us, found.busy_us) == (500, 750)
-    assert found.kernels == {"gemm": 200, "gumbel": 50}
+    result = step_profile(steps(5), DRAW, HEAD)
+    assert result.steps == 4
+    assert (result.draw_us, result.matmul_us) == (250, 200)
+    assert (result.rest_us, result.busy_us) == (500, 750)
+    assert result.kernels == {"gemm": 200, "gumbel": 50}
 
 
 def test_overlapping_kernels_are_busy_once():
     events = steps(3)
     for k in range(3):
         events += kernel("copy", 1000 + k, k * 1000 + 20, 3000 + k * 1000 + 400, 200)
-    found = step_profile(events, DRAW, HEAD)
-    assert (found.rest_us, found.busy_us) == (700, 750)
+    result = step_profile(events, DRAW, HEAD)
+    assert (result.rest_us, result.busy_us) == (700, 750)
 
 
 def test_another_thread_is_another_range():
     events = [e for e in steps(3) if e["name"] != "gumbel"]
     events += kernel("copy", 5000, 1110, 4300, 7, tid=2)  # in the second draw's time
-    found = step_profile(events, DRAW, HEAD)
-    assert found.draw_us == 200
-    assert found.rest_us == 500 + 7 / 2
+    result = step_profile(events, DRAW, HEAD)
+    assert result.draw_us == 200
+    assert result.rest_us == 500 + 7 / 2
 
 
 def test_a_matmul_outside_of_the_steps_is_no_part_of_them():
     events = steps(4)
     events = [e for e in events if e["name"] != HEAD]
     events += [span("user_annotation", HEAD, -500, 100), *kernel("lone", 7777, -450, 2000, 180)]
-    found = step_profile(events, DRAW, HEAD)
-    assert (found.draw_us, found.matmul_us, found.rest_us) == (250, 180, 500)
+    result = step_profile(events, DRAW, HEAD)
+    assert (result.draw_us, result.matmul_us, result.rest_us) == (250, 180, 500)
 
 
 def test_without_a_matmul_it_is_unknown():
@@ -79,8 +79,8 @@ def test_without_a_matmul_it_is_unknown():
     assert step_profile(events, DRAW, HEAD).matmul_us is None
 
 
-def test_without_the_launching_call_the_operator_tells():
-    """As with Triton's launches by a driver API that a profiler may leave out."""
+def test_without_the_launching_call_the_operator_counts():
+    """A profiler may leave out the driver API by which Triton launches."""
     events = [e for e in steps(3) if e["name"] != "gumbel"]
     events = [e for e in events if (e["args"].get("correlation") or 0) % 10 != 2]
     for k in range(3):
@@ -89,8 +89,8 @@ def test_without_the_launching_call_the_operator_tells():
         for event in (operator, triton):
             event["args"]["External id"] = 70 + k
         events += [operator, triton]
-    found = step_profile(events, DRAW, HEAD)
-    assert (found.draw_us, found.kernels["triton"]) == (240, 40)
+    result = step_profile(events, DRAW, HEAD)
+    assert (result.draw_us, result.kernels["triton"]) == (240, 40)
 
 
 def test_too_few_steps_are_an_error():
@@ -111,13 +111,13 @@ def test_a_profile_of_torch_on_a_cpu(tmp_path):
     recorded.export_chrome_trace(str(path))
     packed = tmp_path / "trace.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    found = step_profile(read_events(packed), DRAW, HEAD)
-    assert found.steps == 3
-    assert 0 < found.matmul_us <= found.draw_us
-    assert found.busy_us == pytest.approx(found.draw_us + found.rest_us)
+    result = step_profile(read_events(packed), DRAW, HEAD)
+    assert result.steps == 3
+    assert 0 < result.matmul_us <= result.draw_us
+    assert result.busy_us == pytest.approx(result.draw_us + result.rest_us)
 
 
-def test_a_file_that_is_no_trace(tmp_path):
+def test_a_file_that_is_not_a_trace(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({}))
     with pytest.raises(ResultsError, match=r"trace\.json: expected a trace"):

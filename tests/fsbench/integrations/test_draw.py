@@ -89,7 +89,7 @@ def test_token_history_from_bitmaps_and_counts():
         for token in output:
             counts[row, token] += 1
     history = token_history(bits, counts, 8)
-    expected = TokenHistory.of(prompts, outputs, 8, "cpu")
+    expected = TokenHistory.from_tokens(prompts, outputs, 8, "cpu")
     assert history.lengths.tolist() == [5, 2] and not history.overflowed.any()
     for dense, expected_dense in zip(history.dense(V), expected.dense(V), strict=True):
         assert torch.equal(dense, expected_dense)

@@ -134,7 +134,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
     # Log-probabilities and penalties need every logit, which the weight's kernels compute.
     logprobs = LogprobRequest(2)
     assert draw(rows._replace(logprobs=logprobs)).tokens.tolist() == tokens
-    penalties = Penalties(TokenHistory.of([[1], [2]], [[], []], 4, "cpu"), 1.5)
+    penalties = Penalties(TokenHistory.from_tokens([[1], [2]], [[], []], 4, "cpu"), 1.5)
     draw(rows._replace(penalties=penalties))
     assert len(filter_screens) == 1
 

@@ -18,7 +18,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store, read_records
-from fsbench.timers.fake import FakeTimer
+from fsbench.timers.host import FakeTimer
 
 
 @pytest.fixture

@@ -11,14 +11,12 @@ import torch
 from runner_doubles import SMALL, lines
 
 from fsbench.discover import Found
-from fsbench.errors import (
-    DeviceUnavailable,
-)
+from fsbench.errors import DeviceUnavailable
 from fsbench.machine import caches
 from fsbench.measure import preparation, runner
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import Loop
-from fsbench.timers.fake import FakeTimer
+from fsbench.timers.host import FakeTimer
 
 
 class Stopwatch(FakeTimer):
@@ -69,7 +67,9 @@ def test_forms_of_a_fused_sampler_take_turns_with_it(run, fused, sampler, log):
     }
     assert records["f"].forms["greedy"][1].span_us == [90.0]
     assert records["f"].rounds[1].span_us == [100.0]
-    assert not records["x"].forms and not records["x"].lacks  # stores its logits: names tell
+    assert (
+        not records["x"].forms and not records["x"].lacks
+    )  # stores its logits: split by kernel names
 
 
 def test_the_matmul_form_is_the_providers_own(run, fused):
@@ -81,15 +81,11 @@ def test_the_matmul_form_is_the_providers_own(run, fused):
     assert records["f"].forms["matmul"][0].span_us == [85.0]
 
 
-@pytest.mark.parametrize("problem", [replace(SMALL, temperature=0.0)])
-def test_greedy_sampling_has_no_greedy_form(run, fused, problem):
-    timer = Stopwatch()
-    assert not run(fused(timer)[0], problems=[problem], timer=timer, forms=True)["f"].forms
-
-
-def test_without_being_asked_for_there_are_no_forms(run, fused):
+def test_greedy_sampling_and_a_run_without_forms_have_none(run, fused):
     timer = Stopwatch()
     assert not run(fused(timer)[0], timer=timer)["f"].forms
+    greedy = replace(SMALL, temperature=0.0)
+    assert not run(fused(timer)[0], problems=[greedy], timer=timer, forms=True)["f"].forms
 
 
 def test_a_form_that_fails_costs_the_form_only(run, fused):
@@ -113,20 +109,17 @@ def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused,
     assert not log
 
 
-def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
+def test_the_first_call_and_the_warm_caches_are_recorded(run, sampler, monkeypatch, tmp_path):
     monkeypatch.setattr(caches, "filled", lambda: ["triton"])
     ticks = iter(range(0, 1000, 7))
     monkeypatch.setattr(preparation.time, "perf_counter", lambda: next(ticks))
     problems = [SMALL, replace(SMALL, B=3)]
     run(sampler("a"), problems=problems, check=False)
+    run(sampler("verified"), check=True)
     measured = [line["measured"] for line in lines(tmp_path)]
-    assert [each["first_call_s"] for each in measured] == [7] * 6
-    assert [each["warm"] for each in measured] == 3 * [["triton"]] + 3 * [["triton", "process"]]
-
-
-def test_a_sampler_that_was_verified_is_not_cold(run, sampler, tmp_path):
-    run(sampler("a"), check=True)
-    assert lines(tmp_path)[0]["measured"]["warm"][-1] == "process"
+    assert [each["first_call_s"] for each in measured[:6]] == [7] * 6
+    warm = 3 * [["triton"]] + 6 * [["triton", "process"]]
+    assert [each["warm"] for each in measured] == warm
 
 
 @pytest.fixture

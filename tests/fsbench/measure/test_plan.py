@@ -37,9 +37,9 @@ def test_a_plan_that_cannot_be_measured_is_refused(changes, message):
         Plan([SMALL], [], **changes)
 
 
-@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63 - 1])
-def test_any_int64_is_a_seed(sampler, run, seed):
-    assert run(sampler("A"), seed=seed)["A"].status == "ok"
+def test_any_int64_is_a_seed(sampler, run):
+    for name, seed in (("A", -(2**63)), ("B", 2**63 - 1)):
+        assert run(sampler(name), seed=seed)[name].status == "ok"
 
 
 def test_spread_seed_is_splitmix64():

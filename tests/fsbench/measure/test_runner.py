@@ -16,7 +16,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import Conditions
 from fsbench.records.store import Store
 from fsbench.timers import gpu
-from fsbench.timers.fake import FakeTimer
+from fsbench.timers.host import FakeTimer
 
 
 def test_samplers_take_turns_in_rounds(sampler, run, log):

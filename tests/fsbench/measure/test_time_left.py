@@ -86,7 +86,7 @@ def replay(clock, lines):
 
 
 def test_what_is_left_is_foretold_within_30_percent(clock):
-    reported = [(now, times.left.seconds) for now, times in replay(clock, RECORDED)]
+    reported = [(now, times.remaining.seconds) for now, times in replay(clock, RECORDED)]
     assert len(reported) == 6 and reported[-1][1] == 0
     for now, remaining in reported[:-1]:
         assert 0.7 < remaining / (clock.now - now) < 1.3
@@ -95,21 +95,21 @@ def test_what_is_left_is_foretold_within_30_percent(clock):
 def test_a_long_first_call_and_the_gate_are_not_expected_again(clock):
     lines = "a 1 0 20 80 0 0 3\nb 1 0 0 0.5 0 0 3\na 2 0 0 0 0 0 3\nb 2 0 0 0 0 0 3"
     now, times = next(replay(clock, lines))
-    assert now == pytest.approx(206.5) and times.left == (pytest.approx(4 + 3.5), False)
+    assert now == pytest.approx(206.5) and times.remaining == (pytest.approx(4 + 3.5), False)
     clock.now += 5
-    assert times.left.seconds == pytest.approx(2.5)
+    assert times.remaining.seconds == pytest.approx(2.5)
     clock.now += 50
-    assert times.left.seconds == 0
+    assert times.remaining.seconds == 0
 
 
 def test_samplers_that_are_yet_to_come_are_taken_for_the_usual(clock):
     times, first, other = PhaseTimes(clock), cell(provider="a"), cell(provider="b")
-    assert times.left is None
+    assert times.remaining is None
     for phase, seconds in (("gate", 8), ("timing", 2)):
         times.enter(phase, first)
         clock.now += seconds
     times.finish({other})
-    assert times.left == TimeLeft(10, is_guess=True)
+    assert times.remaining == TimeLeft(10, is_guess=True)
 
 
 def test_phases_add_up_to_all_of_the_time(clock):

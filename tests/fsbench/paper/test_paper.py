@@ -50,10 +50,10 @@ def test_predictions_of_table_9_are_2b_over_d_and_below_what_was_measured():
 
 
 def test_speedups_of_one_gpu_are_tables_4_and_5():
-    found = paper.speedups("h200").set_index(["table", "b", "method"])
-    assert len(found) == 54
-    assert tuple(found.loc[(4, 64, "Multinomial")]) == (4096, 151936, 1.67)
-    assert tuple(found.loc[(5, 256, "FI2")]) == (8192, 128256, 0.65)
+    speedups = paper.speedups("h200").set_index(["table", "b", "method"])
+    assert len(speedups) == 54
+    assert tuple(speedups.loc[(4, 64, "Multinomial")]) == (4096, 151936, 1.67)
+    assert tuple(speedups.loc[(5, 256, "FI2")]) == (8192, 128256, 0.65)
     assert (
         paper.speedups("h100").set_index(["table", "b", "method"]).loc[(4, 1, "FI1"), "paper"]
         == 1.34

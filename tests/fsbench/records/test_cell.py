@@ -17,7 +17,7 @@ def test_columns_and_back():
     columns = one.columns()
     assert tuple(columns) == COLUMNS
     assert columns["b"] == 3 and columns["top_k"] == 7 and columns["l2"] == "warm"
-    assert Cell.of(columns) == one and Cell.of(columns).label == "P"
+    assert Cell.from_columns(columns) == one and Cell.from_columns(columns).label == "P"
 
 
 def test_every_field_is_a_column_and_none_hides_another():
@@ -34,7 +34,7 @@ def test_the_label_is_not_part_of_the_identity():
 def test_columns_from_before_filters_and_penalties():
     old = {name: value for name, value in cell().columns().items() if name != "history"}
     del old["top_k"]
-    assert Cell.of(old) == cell()
+    assert Cell.from_columns(old) == cell()
 
 
 @pytest.mark.parametrize("changes", [{"b": 0}, {"color": "red"}, {"dtype": "int3"}])
@@ -42,4 +42,6 @@ def test_columns_that_are_no_cell(changes):
     with pytest.raises((TypeError, ValueError)):
         cell(**changes)
     with pytest.raises(TypeError):
-        Cell.of({name: value for name, value in cell().columns().items() if name != "timer"})
+        Cell.from_columns(
+            {name: value for name, value in cell().columns().items() if name != "timer"}
+        )

@@ -28,15 +28,15 @@ def test_the_interval_is_the_narrowest_that_covers():
         assert 1 - 2 * binom.cdf(low, n, 0.5) < LEVEL
 
 
-def test_coverage_of_a_skewed_law():
-    samples = np.random.default_rng(1).lognormal(0, 1, (4000, 25))  # median exactly 1
+def test_coverage_of_a_skewed_distribution():
+    samples = np.random.default_rng(1).lognormal(0, 1, (1000, 25))  # median exactly 1
     intervals = np.array([median_interval(row) for row in samples])
     covered = np.mean((intervals[:, 0] <= 1) & (intervals[:, 1] >= 1))
-    assert covered == pytest.approx(1 - 2 * binom.cdf(7, 25, 0.5), abs=0.012)
+    assert covered == pytest.approx(1 - 2 * binom.cdf(7, 25, 0.5), abs=0.024)
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60), st.randoms())
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_the_interval_holds_the_median_in_any_order(samples, random):
     low, high = median_interval(samples)
     assert min(samples) <= low <= np.median(samples) <= high <= max(samples)

@@ -56,7 +56,7 @@ events = st.lists(
 
 
 @given(events=events)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_what_is_appended_is_read_back(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("store") / "run"
     store = Store.create(folder, MACHINE)

@@ -1,4 +1,4 @@
-"""What the oracle accepts and rejects, and the logits that are sampled."""
+"""Tokens that the oracle accepts and rejects, and the logits that are sampled."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_soft_cap_then_bias_then_mask(per_row):
         for v in range(40):
             added = float(bias[b if per_row else 1, v])
             capped = 4.0 * math.tanh(float(logits[b, v]) / 4.0) + added
-            wanted = capped if mask[b, v] else -math.inf
-            assert float(processed[b, v]) == pytest.approx(wanted, abs=1e-12)
+            expected = capped if mask[b, v] else -math.inf
+            assert float(processed[b, v]) == pytest.approx(expected, abs=1e-12)
     assert torch.equal(reference.processed_logits(logits[1:]), logits[1:])
 
 
@@ -158,12 +158,12 @@ def test_log_probabilities_are_those_of_plain_loops():
     log_z = reference.log_partition(logits, T)
     for row, y in enumerate(logits.tolist()):
         scale = float(T[row]) or 1.0
-        wanted = math.log(sum(math.exp(logit / scale) for logit in y))
-        assert float(log_z[row]) == pytest.approx(wanted, abs=1e-9)
+        expected = math.log(sum(math.exp(logit / scale) for logit in y))
+        assert float(log_z[row]) == pytest.approx(expected, abs=1e-9)
         for token in (0, 7, 29):
             tokens = torch.full((4,), token)
             value = float(reference.log_probability(logits, tokens, T)[row])
-            assert value == pytest.approx(y[token] / scale - wanted, abs=1e-9)
+            assert value == pytest.approx(y[token] / scale - expected, abs=1e-9)
     for number in (0.0, 1.0):
         assert torch.equal(reference.log_partition(logits, number), reference.log_partition(logits))
     assert log_z[0] == reference.log_partition(logits)[0], "T = 0 counts as 1"
@@ -188,12 +188,12 @@ def test_the_error_of_a_matmul_ignores_rows_that_are_not_finite():
 def test_matmul_error_holds_for_an_accumulator_that_truncates():
     """As design/noise.md says: tensor cores that cut off, at the largest D of the named models."""
     D = max(model.D for model in models().values())
-    for law in ("normal:1", "zipf:1", "peaked:20"):
-        problem = Problem(2, D, 256, "bf16", device="cpu", logits=law)
+    for distribution in ("normal:1", "zipf:1", "peaked:20"):
+        problem = Problem(2, D, 64, "bf16", device="cpu", logits=distribution)
         weight, hidden = inputs.make_weight(problem, 0), inputs.make_hidden(problem, 0)
         products = hidden.double()[:, None, :] * weight.double()[None]
-        groups = products.reshape(2, 256, D // 16, 16).sum(-1).numpy()
-        accumulator = np.zeros((2, 256))
+        groups = products.reshape(2, 64, D // 16, 16).sum(-1).numpy()
+        accumulator = np.zeros((2, 64))
         for step in range(D // 16):
             exact = accumulator + groups[..., step]
             rounded = exact.astype(np.float32)

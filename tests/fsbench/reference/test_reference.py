@@ -1,4 +1,4 @@
-"""The oracle's draws: against published vectors, plain loops, and the law they should have."""
+"""The oracle's draws compared with published vectors, plain loops, and softmax."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ PLAIN = {"group": plain_group_draw, "token": plain_token_draw}
 @pytest.mark.parametrize(("words", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_published_vectors(words, key, expected):
     tensors = tuple(counter(word) for word in words)
-    given = reference.philox4x32(tensors, tuple(counter(word) for word in key))
-    assert tuple(int(word) for word in given) == expected
+    result = reference.philox4x32(tensors, tuple(counter(word) for word in key))
+    assert tuple(int(word) for word in result) == expected
     assert plain_philox(list(words), list(key)) == list(expected)
 
 
@@ -100,9 +100,9 @@ def test_tokens_and_members_of_groups_are_one_to_one_and_in_order(V):
     group, member = reference.group_and_member(tokens)
     assert (group * 32 + member).sort().values.tolist() == list(range(V))
     for g in range(V // 32):
-        mine = tokens[group == g]
+        members = tokens[group == g]
         assert member[group == g].tolist() == list(range(32))
-        assert (mine // 128 == g // 4).all() and (mine % 8 // 2 == g % 4).all()
+        assert (members // 128 == g // 4).all() and (members % 8 // 2 == g % 4).all()
 
 
 def test_gumbel_is_finite_at_both_ends_and_decreasing():
@@ -122,8 +122,10 @@ def test_gumbel_is_finite_at_both_ends_and_decreasing():
 def test_the_token_is_that_of_plain_loops(seed, step, sample, T, noise):
     logits = normal_logits(3, 200, 2.0)
     drawn = reference.expect(logits, counter(seed), counter(step), T, noise, sample=sample)
-    wanted = [PLAIN[noise](y, T, row, step, sample, seed) for row, y in enumerate(logits.tolist())]
-    assert drawn.tokens.tolist() == wanted
+    expected = [
+        PLAIN[noise](y, T, row, step, sample, seed) for row, y in enumerate(logits.tolist())
+    ]
+    assert drawn.tokens.tolist() == expected
     assert drawn.accepts(drawn.tokens).all()
 
 
@@ -134,22 +136,23 @@ def test_seeds_and_steps_per_row_are_taken_row_by_row(noise):
     logits[3] = logits[2]
     T = torch.tensor([0.5, 1.0, 2.0, 2.0])
     tokens = reference.expect(logits, seeds, steps, T, noise).tokens.tolist()
-    wanted = [
+    expected = [
         PLAIN[noise](y, float(T[row]), 0, int(steps[row]), 0, int(seeds[row]))
         for row, y in enumerate(logits.tolist())
     ]
-    assert tokens == wanted
+    assert tokens == expected
     assert tokens[2] == tokens[3]
 
 
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("T", [0.5, 2.0])
+@pytest.mark.parametrize(("T", "noise"), [(0.5, "group"), (2.0, "token")])
 def test_tokens_follow_the_softmax(T, noise):
     logits = normal_logits(1, 300, 1.5)
     rows = logits.expand(4096, 300)
     counts = np.zeros(300, dtype=int)
-    for step in range(8):
-        tokens = reference.expect(rows, counter(1), counter(step), T, noise, sample=step % 3).tokens
+    for step in range(4):
+        tokens = reference.expect(
+            rows, counter(1), counter(step), T, noise, sample=step % 3, find_acceptable=False
+        ).tokens
         counts += np.bincount(tokens.numpy(), minlength=300)
     fit = goodness_of_fit(counts, torch.softmax(logits[0] / T, 0).numpy())
     assert fit.passed, fit

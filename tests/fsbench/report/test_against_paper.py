@@ -1,8 +1,8 @@
-"""A run beside the paper's tables, from hand-made results rows."""
+"""A run compared with the paper's tables, from hand-made results rows."""
 
 import pandas as pd
 import pytest
-from cells import results_row
+from cells import only, results_row
 
 from fsbench import paper
 from fsbench.errors import InvalidArgument, ResultsError
@@ -17,22 +17,17 @@ def _row(provider, b, median, **changes):
     return results_row(provider, b, median, **{"label": provider, **changes})
 
 
-def _as_published(gpu, table=4, factor=1.0, fused=FUSED, **changes):
+def _as_published(gpu, table=4, factor=1.0, **changes):
     """A run whose speedups are the published ones times a factor."""
     published = paper.speedups(gpu)
     published = published[published["table"] == table]
-    rows = [_row(fused, b, 100.0, fused=True, **changes) for b in published["b"].unique()]
-    for cell in published.itertuples():
-        median = 100.0 * cell.paper * factor
-        shape = {"d": cell.d, "v": cell.v, **changes}
-        rows.append(_row(BASELINES[cell.method], cell.b, median, **shape))
+    rows = [_row(FUSED, b, 100.0, fused=True) for b in published["b"].unique()]
+    rows += [
+        _row(BASELINES[cell.method], cell.b, 100.0 * cell.paper * factor)
+        for cell in published.itertuples()
+    ]
     shape = {"d": published["d"].iloc[0], "v": published["v"].iloc[0]}
     return [{**row, **shape, **changes} for row in rows]
-
-
-def _only(rows):
-    (configuration,) = configurations(pd.DataFrame(rows))
-    return configuration
 
 
 @pytest.mark.parametrize(
@@ -51,19 +46,19 @@ def test_the_verdict_is_about_the_distance_from_the_published_value(ratio, expec
 @pytest.mark.parametrize("gpu", paper.GPUS)
 @pytest.mark.parametrize("table", [4, 5])
 def test_the_published_values_agree_with_themselves_and_no_other_gpu(gpu, table):
-    configuration = _only(_as_published(gpu, table))
-    found = cells(configuration, gpu, FUSED)
-    assert len(found) == 27
-    assert set(found["table"]) == {table}
-    assert list(found["ratio"]) == pytest.approx([1.0] * 27)
-    assert spread(found) == pytest.approx(0, abs=1e-9)
+    configuration = only(_as_published(gpu, table))
+    result = cells(configuration, gpu, FUSED)
+    assert len(result) == 27
+    assert set(result["table"]) == {table}
+    assert list(result["ratio"]) == pytest.approx([1.0] * 27)
+    assert spread(result) == pytest.approx(0, abs=1e-9)
     for other in set(paper.GPUS) - {gpu}:
         assert (cells(configuration, other, FUSED)["ratio"] - 1).abs().max() > 0.02
 
 
 def test_a_ratio_is_ours_over_the_papers_with_the_interval_of_ours():
-    found = cells(_only(_as_published("h200", factor=1.2)), "h200", FUSED)
-    cell = found[(found["method"] == "FI1") & (found["b"] == 64)].iloc[0]
+    result = cells(only(_as_published("h200", factor=1.2)), "h200", FUSED)
+    cell = result[(result["method"] == "FI1") & (result["b"] == 64)].iloc[0]
     assert cell.provider == BASELINES["FI1"]
     assert (cell.paper, cell.ours) == (1.49, pytest.approx(1.2 * 1.49))
     assert cell.ratio == pytest.approx(1.2)
@@ -74,70 +69,70 @@ def test_a_ratio_is_ours_over_the_papers_with_the_interval_of_ours():
 def test_the_spread_is_that_of_the_baselines_not_of_the_fused_kernel():
     rows = _as_published("h200")
     slow_kernel = [{**row, "median_us": 400.0} if row["fused"] else row for row in rows]
-    assert spread(cells(_only(slow_kernel), "h200", FUSED)) == pytest.approx(0, abs=1e-9)
+    assert spread(cells(only(slow_kernel), "h200", FUSED)) == pytest.approx(0, abs=1e-9)
     for row in rows:
         if (row["provider"], row["b"]) == (BASELINES["FI2"], 16):
             row["median_us"] *= 1.25
-    assert spread(cells(_only(rows), "h200", FUSED)) == pytest.approx(0.25)
+    assert spread(cells(only(rows), "h200", FUSED)) == pytest.approx(0.25)
 
 
 def test_cells_that_were_not_measured_are_left_out():
     rows = [row for row in _as_published("h200") if row["provider"] != BASELINES["FI2"]]
     rows = [row for row in rows if row["b"] in (1, 64)]
-    found = cells(_only([*rows, _row(FUSED, 3, 10.0, fused=True)]), "h200", FUSED)
-    assert sorted(found["method"].unique()) == ["FI1", "Multinomial"]
-    assert sorted(found["b"].unique()) == [1, 64]
+    result = cells(only([*rows, _row(FUSED, 3, 10.0, fused=True)]), "h200", FUSED)
+    assert sorted(result["method"].unique()) == ["FI1", "Multinomial"]
+    assert sorted(result["b"].unique()) == [1, 64]
 
 
 def test_another_fused_sampler_can_be_compared():
     rows = _as_published("h200")
     rows += [_row("other", row["b"], 50.0, fused=True) for row in rows if row["fused"]]
-    ((_, found),) = compare([_only(rows)], "h200", "other")
-    assert list(found["ratio"]) == pytest.approx([2.0] * 27)
-
-
-def test_a_misspelt_fused_sampler_is_named():
+    ((_, result),) = compare([only(rows)], "h200", "other")
+    assert list(result["ratio"]) == pytest.approx([2.0] * 27)
     with pytest.raises(InvalidArgument, match=f"--fused: .*; did you mean {FUSED!r}"):
-        compare([_only(_as_published("h200"))], "h200", FUSED[:-1])
+        compare([only(rows)], "h200", FUSED[:-1])
 
 
 @pytest.mark.parametrize(
     "change", [{"dtype": "fp16"}, {"tp": 2}, {"d": 2048}, {"v": 1000}], ids=str
 )
 def test_what_the_paper_did_not_measure_is_not_compared(change):
-    configuration = _only(_as_published("h200", **change))
+    configuration = only(_as_published("h200", **change))
     assert cells(configuration, "h200", FUSED).empty
-    with pytest.raises(ResultsError, match="expected bf16, D = 4096, V = 151936 or D = 8192"):
-        compare([configuration], "h200", FUSED)
-    found = compare([configuration, _only(_as_published("h200"))], "h200", FUSED)
-    assert len(found) == 1
+    assert len(compare([configuration, only(_as_published("h200"))], "h200", FUSED)) == 1
 
 
-def test_without_a_baseline_of_the_paper_it_names_what_is_there():
-    rows = [_row(FUSED, 1, 10.0, fused=True), _row("lean", 1, 20.0)]
-    with pytest.raises(
-        ResultsError, match=f"one of {', '.join(BASELINES.values())}.*: {FUSED}, lean$"
-    ):
-        compare([_only(rows)], "h200", FUSED)
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (_as_published("h200", d=2048), "expected bf16, D = 4096, V = 151936 or D = 8192"),
+        (
+            [_row(FUSED, 1, 10.0, fused=True), _row("lean", 1, 20.0)],
+            f"one of {', '.join(BASELINES.values())}.*: {FUSED}, lean$",
+        ),
+        ([], "got no cell"),
+    ],
+    ids=["another shape", "no baseline of the paper", "no cell"],
+)
+def test_results_without_a_cell_of_the_paper_are_refused(rows, message):
+    measured = configurations(pd.DataFrame(rows))
+    with pytest.raises(ResultsError, match=message):
+        compare(measured, "h200", FUSED)
+    assert compare(measured, "h200", FUSED, needed=False) == []
 
 
-def test_without_any_result_it_says_so():
-    with pytest.raises(ResultsError, match="got no cell"):
-        compare([], "h200", FUSED)
-
-
-def test_two_ways_of_measuring_are_two_tables():
+def test_two_measuring_conditions_are_two_tables():
     rows = _as_published("h200") + _as_published("h200", factor=2.0, graph=False)
-    found = compare(configurations(pd.DataFrame(rows)), "h200", FUSED)
-    assert sorted(round(table["ratio"].mean(), 6) for _, table in found) == [1.0, 2.0]
+    tables = compare(configurations(pd.DataFrame(rows)), "h200", FUSED)
+    assert sorted(round(table["ratio"].mean(), 6) for _, table in tables) == [1.0, 2.0]
 
 
-def _parts(provider, b, matmul, sampling, other, by="names", **changes):
-    split = dict(matmul_us=matmul, sampling_us=sampling, other_us=other, split_by=by)
-    return _row(provider, b, 100.0, **split, **changes)
+def _parts(provider, b, matmul, sampling, other, split="names", **changes):
+    parts = dict(matmul_us=matmul, sampling_us=sampling, other_us=other, split_by=split)
+    return _row(provider, b, 100.0, **parts, **changes)
 
 
-def test_the_share_of_sampling_beside_table_1():
+def test_the_share_of_sampling_compared_with_table_1():
     rows = [
         _parts(FUSED, 64, 95.0, 5.0, 0.0, "matmul", fused=True),
         _parts(BASELINES["FI2"], 64, 80.0, 15.0, 5.0),
@@ -145,18 +140,10 @@ def test_the_share_of_sampling_beside_table_1():
         _parts(BASELINES["FI1"], 64, 80.0, 15.0, 5.0),  # a method that it does not have
         _parts(BASELINES["Multinomial"], 64, None, None, None, None),
     ]
-    found = shares(_only(rows), FUSED)
-    assert found.to_numpy().tolist() == [
+    assert shares(only(rows), FUSED).to_numpy().tolist() == [
         [64, "FlashSampling", FUSED, 5.0, "matmul", 6.0],
         [64, "FI2", BASELINES["FI2"], 15.0, "names", 11.4],
     ]
     other = _parts("other", 1, 99.0, 1.0, 0.0, "greedy", fused=True)
-    assert shares(_only([other]), "other")["ours"].tolist() == [1.0]
-
-
-def test_results_without_the_parts_have_no_shares():
-    assert shares(_only(_as_published("h200")), FUSED).empty
-
-
-def test_speedups_are_needed_where_there_is_nothing_else():
-    assert compare([], "h200", FUSED, needed=False) == []
+    assert shares(only([other]), "other")["ours"].tolist() == [1.0]
+    assert shares(only(_as_published("h200")), FUSED).empty

@@ -1,4 +1,4 @@
-"""The audit as a view over verify's records: severities, claims, commands, versions."""
+"""The audit of verify's records: severities, claims, commands, versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(name="fit", passed=True, p_value=0.5, deviates=False, sampler="mine", 
 
 
 @pytest.mark.parametrize(
-    ("found", "severity"),
+    ("checks", "severity"),
     [
         ([check()], "clean"),
         ([check(deviates=True), check("tiles")], "declared"),
@@ -43,11 +43,11 @@ def check(name="fit", passed=True, p_value=0.5, deviates=False, sampler="mine", 
         ([check(passed=False, p_value=1e-9), check("edges", False, None)], "defect"),
     ],
 )
-def test_the_worst_finding_is_the_severity(found, severity):
-    (only,), skipped = audited([SETTING, presented(), *found])
+def test_the_worst_finding_is_the_severity(checks, severity):
+    (only,), skipped = audited([SETTING, presented(), *checks])
     assert (only.severity, worst([only]), skipped) == (severity, severity, {})
     assert [each.severity for each in only.findings][:1] == [severity] * (severity != "clean")
-    assert (only.checks, only.draws) == (len(found), 100 * len(found))
+    assert (only.checks, only.draws) == (len(checks), 100 * len(checks))
 
 
 def test_a_finding_has_the_command_that_repeats_it():
@@ -75,8 +75,8 @@ def test_a_name_is_quoted_in_commands_and_ends_no_cell_of_the_table():
 def test_two_versions_are_two_rows_and_the_last_verdict_counts():
     old, new = presented(package="flashinfer-python 0.6.9"), presented(package="flashinfer 0.7")
     lines = [SETTING, old, check(passed=False), check(), SETTING, new, check(passed=False)]
-    found, _ = audited(lines)
-    assert [(each.package, each.severity) for each in found] == [
+    samplers, _ = audited(lines)
+    assert [(each.package, each.severity) for each in samplers] == [
         ("flashinfer 0.7", "bias"),
         ("flashinfer-python 0.6.9", "clean"),
     ]
@@ -93,17 +93,17 @@ def test_claims_are_said_in_words():
 
 
 def test_records_without_versions_are_read(tmp_path):
-    """Those of version 0.1.0, beside files that are none."""
+    """Records of version 0.1.0, in a folder with other files."""
     old = {**SETTING, "setting": {"tier": "full", "dtype": "bf16", "temperature": 1.0}}
     text = "\n".join(map(json.dumps, [old, check(), {"provider": "b", "skipped": "b: absent"}]))
     (tmp_path / "verify.jsonl").write_text(text + "\n")
     (tmp_path / "points.jsonl").write_text('{"cell": 1}\n')
     (tmp_path / "cut.jsonl").write_text('{"cell": ')
-    found, skipped = audited(read_verdicts([tmp_path]))
-    assert [(each.sampler, each.package, each.claims) for each in found] == [
+    samplers, skipped = audited(read_verdicts([tmp_path]))
+    assert [(each.sampler, each.package, each.claims) for each in samplers] == [
         ("mine", "not recorded", "not recorded")
     ]
-    table = markdown(found, skipped)
+    table = markdown(samplers, skipped)
     assert "| `mine` | not recorded | cpu, Zen, bf16, T = 1 |" in table
     assert table.endswith("\n\n- b: absent")
     with pytest.raises(ResultsError, match="expected a record of fsbench verify"):
@@ -136,5 +136,5 @@ def test_the_audit_finds_what_was_wrong_in_the_field(bug, one_thread):
         [entry], named=True, device="cpu", dtype="fp32", temperatures=[1.0, 0.6], tier="ci",
         only=[name], record=lines.append,
     ))  # fmt: skip
-    (found,), _ = audited(json.loads(json.dumps(lines)))
-    assert (found.severity, found.findings[0].check) == (SEVERE.get(name, "bias"), name)
+    (result,), _ = audited(json.loads(json.dumps(lines)))
+    assert (result.severity, result.findings[0].check) == (SEVERE.get(name, "bias"), name)

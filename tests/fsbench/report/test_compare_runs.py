@@ -57,8 +57,8 @@ def test_cells_are_paired_by_identity_not_by_place_label_or_gpu():
     a = [_row("one", 2, 10.0), _row("one", 16, 20.0), _row("two", 2, 30.0)]
     b = [_row(**{"provider": "two", "b": 2, "median": 60.0}, gpu="NVIDIA B200", label="Two")]
     b += [_row("one", 16, 20.0, gpu="NVIDIA B200"), _row("one", 2, 5.0, gpu="NVIDIA B200")]
-    found = _pairs(a, b)
-    assert list(zip(found["provider"], found["b"], found["ratio"], strict=True)) == [
+    cells = _pairs(a, b)
+    assert list(zip(cells["provider"], cells["b"], cells["ratio"], strict=True)) == [
         ("one", 2, 0.5),
         ("one", 16, 1.0),
         ("two", 2, 2.0),
@@ -79,9 +79,9 @@ def test_another_problem_or_way_of_measuring_is_another_cell(change):
     with pytest.raises(ResultsError, match="at least one cell measured in both; A has D = 4096"):
         _pairs([row], [{**row, **change}])
     common = _row("common", 2, 10.0)
-    found = _pairs([row, common], [{**row, **change}, common])
-    assert sorted(found["ratio"].dropna()) == [1.0]
-    assert sorted(found["status_a"]) == sorted(found["status_b"]) == ["absent", "ok", "ok"]
+    cells = _pairs([row, common], [{**row, **change}, common])
+    assert sorted(cells["ratio"].dropna()) == [1.0]
+    assert sorted(cells["status_a"]) == sorted(cells["status_b"]) == ["absent", "ok", "ok"]
 
 
 def test_missing_texts_do_not_keep_cells_apart(tmp_path):
@@ -95,22 +95,22 @@ def test_missing_texts_do_not_keep_cells_apart(tmp_path):
 def test_a_cell_that_b_could_not_measure_is_lost_and_an_absent_one_is_not():
     a = [_row("one", b, 10.0) for b in (1, 2, 4)] + [_lost("two", 1, "oom")]
     b = [_row("one", 1, 10.0), _lost("one", 2, "error"), _lost("two", 1, "error")]
-    found = _pairs(a, b)
-    (gone,) = lost(found, "b").itertuples()
-    assert lost(found, "a").empty  # neither run measured "two"
+    cells = _pairs(a, b)
+    (gone,) = lost(cells, "b").itertuples()
+    assert lost(cells, "a").empty  # neither run measured "two"
     assert (gone.provider, gone.b, gone.status_b, gone.reason_b) == ("one", 2, "error", "why")
-    absent = found[found["status_b"] == runs.ABSENT]
+    absent = cells[cells["status_b"] == runs.ABSENT]
     assert list(absent["b"]) == [4]
-    assert found["ratio"].notna().sum() == 1
+    assert cells["ratio"].notna().sum() == 1
 
 
 def test_why_only_one_run_has_a_cell_is_said():
     a = [_row("one", b, 10.0) for b in (1, 2)] + [_row("two", 1, 10.0), _row("two", 2, 10.0)]
     b = [_row("one", 1, 10.0), _row("two", 1, 10.0), _row("one", 1, 10.0, d=64)]
     b += [_row("three", b, 10.0) for b in (1, 2)]
-    found = _pairs(a, b)
-    assert runs.only_in(found, "a") == [("sampler one at B = 2", 1), ("sampler two at B = 2", 1)]
-    (whole, other) = runs.only_in(found, "b")
+    cells = _pairs(a, b)
+    assert runs.only_in(cells, "a") == [("sampler one at B = 2", 1), ("sampler two at B = 2", 1)]
+    (whole, other) = runs.only_in(cells, "b")
     assert whole[0].startswith("D = 64, V = 151,936: bf16, T = 1") and whole[1] == 1
     assert other == ("sampler three", 2)
     assert runs.only_in(_pairs(a, b[:2]), "a") == [("B = 2", 2)]
@@ -118,9 +118,9 @@ def test_why_only_one_run_has_a_cell_is_said():
 
 def test_a_time_of_a_cell_that_failed_after_some_rounds_is_no_time():
     a = [_row("one", b, 10.0) for b in (1, 2)]
-    found = _pairs(a, [a[0], {**a[1], "status": "oom"}])
-    assert list(found["ratio"].notna()) == [True, False]
-    assert list(found[["lo", "hi"]].notna().all(axis=1)) == [True, False]
+    cells = _pairs(a, [a[0], {**a[1], "status": "oom"}])
+    assert list(cells["ratio"].notna()) == [True, False]
+    assert list(cells[["lo", "hi"]].notna().all(axis=1)) == [True, False]
 
 
 @pytest.mark.parametrize("name", ["A", "B"])

@@ -1,4 +1,4 @@
-"""The report: its numbers, that it needs nothing beside it, and what a browser makes of it."""
+"""The report: its numbers, that it is self-contained, and that it works in a browser."""
 
 from __future__ import annotations
 
@@ -52,23 +52,16 @@ def test_numbers_intervals_and_what_was_not_measured(rows):
     assert '<td title="95%: 99.0 to 101.0">100.0</td>' in text
     assert '<td title="1.48 to 1.53">1.50</td>' in text  # 150 / 100, from both intervals
     assert "<td>oom</td>" in text
+    assert "&lt;ours&gt;" in text and "<ours>" not in text
     assert '<td class="bound">&lt;floor&gt; (lower bound)</td>' in text
     assert "<td>run-7</td><td>2026-01-02</td><td>NVIDIA H200</td><td>0123456</td>" in text
 
 
-def test_text_from_results_is_not_markup(rows):
+def test_a_page_is_self_contained_and_reproducible(rows):
     text = page_of(rows)
-    assert "&lt;ours&gt;" in text and "<ours>" not in text
-
-
-def test_it_needs_nothing_beside_it(rows):
-    text = page_of(rows)
+    assert text == page_of(rows)
     assert text.count("data:image/svg+xml;base64,") == text.count("<img") == 1
     assert not re.search(r"(src|href)=\"(?!data:|index.html)", text) and "url(" not in text
-
-
-def test_the_same_results_give_the_same_page(rows):
-    assert page_of(rows) == page_of(rows)
 
 
 def test_a_page_for_each_gpu_with_its_own_runs(rows):
@@ -76,10 +69,10 @@ def test_a_page_for_each_gpu_with_its_own_runs(rows):
     others.append(row("ours", 1, 8888.0, gpu="", device="cpu", folder="elsewhere/run-9"))
     runs = {Path(folder): ENVIRONMENT for folder in ("somewhere/run-7", "elsewhere/run-8")}
     made = list(pages(pd.DataFrame(rows + others), runs))
-    found = {name: text for name, text, _ in made}
-    assert set(found) == {"h200", "h100", "cpu"}
-    assert "run-8" in found["h100"] and "7777" in found["h100"] and "run-7" not in found["h100"]
-    assert "run-8" not in found["h200"] and "Exact sampling on a CPU" in found["cpu"]
+    texts = {name: text for name, text, _ in made}
+    assert set(texts) == {"h200", "h100", "cpu"}
+    assert "run-8" in texts["h100"] and "7777" in texts["h100"] and "run-7" not in texts["h100"]
+    assert "run-8" not in texts["h200"] and "Exact sampling on a CPU" in texts["cpu"]
     index = index_page(card for *_, card in made)
     assert re.findall('href="(.*?)"', index) == ["cpu.html", "h100.html", "h200.html"]
     assert index.count("<img") == 3
@@ -102,14 +95,17 @@ def test_sections_are_named_by_what_they_show(rows):
 
 
 def test_a_cell_of_several_commits_has_a_history(rows):
-    """The runs stand in the order of their times; a second run of one commit is no history."""
-    again = [row("ours", 1, 90.0, fused=True, folder="run-6"), row("ours", 8, 9.0, folder="run-8")]
+    """Runs are sorted by time; a second run of one commit is not shown."""
+    earlier = [
+        row("ours", 1, 90.0, fused=True, folder="run-6"),
+        row("ours", 8, 9.0, folder="run-8"),
+    ]
     runs = {
         Path("somewhere/run-7"): ENVIRONMENT,
         Path("run-6"): {"utc": "2026-01-01T10:20:30+00:00", "git_sha": "abcdefghi"},
         Path("run-8"): ENVIRONMENT,
     }
-    ((_, text, _),) = pages(pd.DataFrame(rows + again), runs)
+    ((_, text, _),) = pages(pd.DataFrame(rows + earlier), runs)
     table = text.split("History")[1].split("</table>")[0]
     assert "2026-01-01 10:20 abcdefg</button></th><th><button>2026-01-02 0123456" in table
     cells = re.findall("<td>(.*?)</td>", table)
@@ -130,7 +126,6 @@ def test_nothing_measured_is_refused(tmp_path):
 
 
 def test_records_of_verify_are_a_page(tmp_path):
-    """Of their own, where nothing was measured beside them."""
     (tmp_path / "verify").mkdir()
     for name in ("multinomial", "greedy"):
         shutil.copy(RESULTS / "verify" / f"{name}.jsonl", tmp_path / "verify")
@@ -153,12 +148,7 @@ def test_planted_bugs_have_a_page_of_their_own(tmp_path):
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
     done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
-    assert done.stdout.split() == [
-        "wrote",
-        f"{tmp_path}/a/index.html",
-        "wrote",
-        f"{tmp_path}/a/h200.html",
-    ]
+    assert done.stdout == f"wrote {tmp_path}/a/index.html\nwrote {tmp_path}/a/h200.html\n"
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Warnings (" not in text
     assert text.count("<img") == 3  # the winners, and one of each shape
@@ -199,5 +189,5 @@ def test_in_a_browser(rows, tmp_path):
     )
     assert 'data-errors="0" data-figures="1"' in done.stdout
     assert 'data-wide="false"' in done.stdout  # a phone scrolls tables, not the page
-    # By B = 8: as numbers, and what is none last, up and down.
+    # Sorted by B = 8 as numbers, ascending and descending; a cell without a number is last.
     assert 'data-order="80.0 90.0 120.0 oom | 120.0 90.0 80.0 oom"' in done.stdout

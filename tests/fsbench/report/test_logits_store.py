@@ -1,23 +1,22 @@
-"""What storing the logits adds, against numbers computed by hand; its table and its figure."""
+"""The cost of storing the logits, against numbers computed by hand; its table and its figure."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
-from cells import results_row
+from cells import only, results_row
 
 from fsbench import paper
 from fsbench.report import logits_store
 from fsbench.report.figures import configuration as plotting
 from fsbench.report.figures.style import styles
-from fsbench.report.tables import configurations
 
 FUSED, STORED = logits_store.pair()
 
 
 def row(provider, b, median, d=4096, v=151936, **changes):
-    own = dict(label=provider, fused=provider == FUSED, d=d, v=v)
-    return results_row(provider, b, median, 1 / median, **{**own, **changes})
+    columns = dict(label=provider, fused=provider == FUSED, d=d, v=v)
+    return results_row(provider, b, median, 1 / median, **{**columns, **changes})
 
 
 @pytest.fixture
@@ -28,11 +27,6 @@ def rows():
         for b, both in times.items()
         for name, time in zip((FUSED, STORED), both, strict=True)
     ]
-
-
-def only(rows):
-    (configuration,) = configurations(pd.DataFrame(rows))
-    return configuration
 
 
 def test_the_prediction_is_the_papers():
@@ -51,16 +45,10 @@ def test_overhead_is_a_ratio_of_one_run_with_its_interval(rows):
     assert table.hi_pct[256] == pytest.approx(100 * (561 / 499 - 1))
     assert table.predicted_pct[256] == 12.5
     assert table.paper_pct.fillna(-1).tolist() == [0.9, -1, 15.2]
-
-
-def test_a_shape_that_the_paper_does_not_have(rows):
-    table = logits_store.overhead(only([{**each, "v": 1000} for each in rows]))
-    assert len(table) == 3 and table.paper_pct.isna().all()
-
-
-def test_two_runs_are_not_compared(rows):
-    apart = [{**each, "folder": each["provider"]} for each in rows]
-    assert logits_store.overhead(only(apart)).empty
+    other_shape = logits_store.overhead(only([{**each, "v": 1000} for each in rows]))
+    assert len(other_shape) == 3 and other_shape.paper_pct.isna().all()
+    two_runs = [{**each, "folder": each["provider"]} for each in rows]
+    assert logits_store.overhead(only(two_runs)).empty
 
 
 def test_the_table_is_written_where_there_is_one(rows, tmp_path):
@@ -74,6 +62,8 @@ def test_the_table_is_written_where_there_is_one(rows, tmp_path):
 def test_the_figure_has_the_line_the_measurement_and_the_paper(rows):
     frame = pd.DataFrame(rows)
     figure = plotting.logits_store(only(rows), styles(frame))
+    fused = [each for each in rows if each["provider"] == FUSED]
+    assert plotting.logits_store(only(fused), styles(frame)) is None
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert list(lines["predicted: 2B/D"].get_ydata()) == pytest.approx([0.0488, 0.1465, 12.5], 1e-2)
@@ -81,8 +71,3 @@ def test_the_figure_has_the_line_the_measurement_and_the_paper(rows):
     (bars,) = axes.containers
     assert list(bars.lines[0].get_ydata()) == pytest.approx([1.0, -1 / 3, 12.0])
     assert bars.get_label() == f"{STORED}\nover {FUSED}"
-
-
-def test_no_figure_without_both(rows):
-    frame = pd.DataFrame([each for each in rows if each["provider"] == FUSED])
-    assert plotting.logits_store(only(frame), styles(frame)) is None

@@ -13,8 +13,8 @@ from fsbench.report.tables import configurations
 
 
 def row(provider, b, tp, least, fused=False, **changes):
-    own = dict(d=8192, v=128256, tp=tp, fused=fused, timer="events", min_us=least)
-    return results_row(provider, b, 1.1 * least, **{**own, **changes})
+    columns = dict(d=8192, v=128256, tp=tp, fused=fused, timer="events", min_us=least)
+    return results_row(provider, b, 1.1 * least, **{**columns, **changes})
 
 
 ROWS = [
@@ -32,11 +32,11 @@ def test_the_table_has_the_least_times_and_the_share_of_ideal_scaling(tmp_path):
     ((stem, alike),) = groups(ROWS).items()
     assert stem == "h200_d8192_v128256"
     table = scaling.scaling_table(alike)
-    ours, theirs = table.loc[(16, "ours")], table.loc[(16, "theirs")]
-    assert (ours.tp1_min_us, ours.tp2_min_us, ours.tp4_min_us) == (410, 210, 110)
-    assert ours.tp2_ideal == pytest.approx(410 / 420) and ours.tp4_ideal == pytest.approx(410 / 440)
-    assert ours.label == "Label of ours" and ours.tp1_median_us == pytest.approx(451)
-    assert theirs.tp2_ideal == 0.5 and pd.isna(theirs.tp4_min_us)
+    fused, stored = table.loc[(16, "ours")], table.loc[(16, "theirs")]
+    assert (fused.tp1_min_us, fused.tp2_min_us, fused.tp4_min_us) == (410, 210, 110)
+    assert (fused.tp2_ideal, fused.tp4_ideal) == pytest.approx((410 / 420, 410 / 440))
+    assert fused.label == "Label of ours" and fused.tp1_median_us == pytest.approx(451)
+    assert stored.tp2_ideal == 0.5 and pd.isna(stored.tp4_min_us)
     (written,) = scaling.write_scaling(tmp_path, configurations(pd.DataFrame(ROWS)))
     assert written.name == "scaling_h200_d8192_v128256.csv"
     assert pd.read_csv(written).set_index(["b", "provider"]).tp4_min_us[(64, "ours")] == 110

@@ -17,11 +17,10 @@ import torch
 
 from fsbench.errors import FsbenchError, InvalidArgument, TimerUnavailable
 from fsbench.timers import make_timer, timer_name
-from fsbench.timers.cpu import CpuTimer
-from fsbench.timers.fake import FakeTimer
 from fsbench.timers.gpu import cupti as cupti_module
 from fsbench.timers.gpu.cupti import CuptiTimer, Record, measurement_from_records, shorten
 from fsbench.timers.gpu.l2 import L2Flush
+from fsbench.timers.host import CpuTimer, FakeTimer
 
 
 def nothing() -> None:

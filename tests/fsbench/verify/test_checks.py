@@ -1,4 +1,4 @@
-"""The checks' own arithmetic: statistics against simulation, and the reference with a bug planted.
+"""Declared deviations, checks of the reference's noise, draws, and the battery's list of checks.
 
 Bugs of samplers are in test_planted.py.
 """
@@ -15,7 +15,7 @@ from fsbench.errors import InvalidArgument, VerificationFailed
 from fsbench.verify import battery, noise, verify
 from fsbench.verify.call import request_counters
 from fsbench.verify.check import Setting
-from fsbench.verify.drawing import Draws, hash_of, scalar
+from fsbench.verify.drawing import Draws, scalar, seed_hash
 from fsbench.verify.effort import EFFORTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,15 +25,15 @@ SETTING = Setting("cpu", "fp32")
 
 @pytest.fixture(autouse=True)
 def fewer_tokens(effort):
-    """The draws of the ci tier, from a smaller vocabulary: noise is what takes time here."""
-    effort("ci", vocabulary=2051)
+    """The ci tier with a smaller vocabulary and fewer draws of `tail`: 51 of a gap of 12 T."""
+    effort("ci", vocabulary=2051, tail_tokens=2**23)
 
 
 def race(logits, T, seed, offset):
     return (torch.softmax(logits / T, 1) / own_exponential(logits)).argmax(1)
 
 
-# A sampler that says how it deviates
+# Samplers with a declared deviation
 
 
 def deviating(logits, T, seed, offset):
@@ -48,55 +48,49 @@ def cut(logits, T, seed, offset):
     return (logits + T * noise.clamp_max_(8.0)).argmax(1)
 
 
+def run_checks(step, *names, **able):
+    return list(verify(provider(step, **able), SETTING, "ci", names))
+
+
+def verdicts(step, *names, **able):
+    return [check.verdict for check in run_checks(step, *names, **able)]
+
+
 @pytest.mark.full
 def test_a_declared_deviation_is_held_to_its_size():
-    def verdicts(**able):
-        names = ["fit", "fit of seeds", "tiles", "collisions", "variation"]
-        return [
-            check.verdict for check in verify(provider(deviating, **able), SETTING, "ci", names)
-        ]
-
-    assert set(verdicts(known_deviation=0.03)) == {"not exact"}
-    assert "FAILED" in verdicts(known_deviation=0.002)
-    assert set(verdicts()) == {"FAILED"}
+    names = ["fit", "fit of seeds", "tiles", "collisions", "variation"]
+    assert set(verdicts(deviating, *names, known_deviation=0.03)) == {"not exact"}
+    assert "FAILED" in verdicts(deviating, *names, known_deviation=0.002)
+    assert set(verdicts(deviating, *names)) == {"FAILED"}
 
 
-def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
-    (near, far) = verify(provider(cut, exact_to_gap=5.0), SETTING, "ci", ["tail"])
-    for check in (near, far):
+def test_a_declared_cut_of_the_tail_is_reported_and_does_not_fail():
+    for check in run_checks(cut, "tail", exact_to_gap=5.0):
         assert check.verdict == "not exact" and "the tail is cut" in check.detail
-    (near, far) = verify(provider(cut), SETTING, "ci", ["tail"])
-    assert (near.verdict, far.verdict) == ("FAILED", "FAILED")
-    (near, far) = verify(provider(cut, exact_to_gap=11.0), SETTING, "ci", ["tail"])
-    assert (near.verdict, far.verdict) == ("FAILED", "not exact")
+    assert verdicts(cut, "tail") == ["FAILED", "FAILED"]
+    assert verdicts(cut, "tail", exact_to_gap=11.0) == ["FAILED", "not exact"]
 
 
 @pytest.mark.full
-def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(effort):
+def test_a_declared_cut_shows_in_a_large_vocabulary(effort):
     effort("ci", variation_draws={"stored": 2**15})
-
-    def variation(**able):
-        (check,) = verify(provider(cut, **able), SETTING, "ci", ["variation"])
-        return check
-
-    assert variation().verdict == "FAILED"
-    assert variation(exact_to_gap=9.0).verdict == "FAILED"  # claims more than it can
-    check = variation(exact_to_gap=5.0)
+    assert verdicts(cut, "variation") == ["FAILED"]
+    assert verdicts(cut, "variation", exact_to_gap=9.0) == ["FAILED"]  # claims too much
+    (check,) = run_checks(cut, "variation", exact_to_gap=5.0)
     assert check.verdict == "not exact" and "of exact" in check.detail
 
 
 def test_a_declared_cut_does_not_allow_too_many_draws():
-    (_, far) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    (_, far) = run_checks(deviating, "tail", exact_to_gap=5.0)
     assert far.verdict == "FAILED" and "too many" in far.detail
-    (check,) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
-    assert check.verdict == "FAILED"
+    assert verdicts(deviating, "variation", exact_to_gap=5.0) == ["FAILED"]
 
 
 @pytest.mark.full
 def test_a_declared_excess_is_held_to_its_size(effort):
-    """Half more draws of the tail than it should have, as a coarse logarithm may give.
+    """A coarse logarithm draws the tail 1.5 times as often as it should.
 
-    Of 412 draws expected half more are found beyond doubt where 0.05 is allowed, of 206 not always.
+    An excess of 0.05 is allowed: 412 expected draws are enough to detect this, 206 not always.
     """
     effort("ci", tail_tokens=2**26)
 
@@ -104,13 +98,14 @@ def test_a_declared_excess_is_held_to_its_size(effort):
         noise = own_exponential(logits)
         return (logits / T - torch.where(noise < 0.01, noise / 1.5, noise).log_()).argmax(1)
 
-    def verdicts(**able):
-        return [c.verdict for c in verify(provider(coarse, **able), SETTING, "ci", ["tail"])]
-
-    assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.7) == ["not exact", "not exact"]
-    assert verdicts(exact_to_gap=11.0, excess_beyond_gap=0.7) == ["FAILED", "not exact"]
-    assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.05) == ["FAILED", "FAILED"]
-    assert verdicts(exact_to_gap=5.0) == ["FAILED", "FAILED"]
+    for gap, excess, expected in (
+        (5.0, 0.7, ["not exact", "not exact"]),
+        (11.0, 0.7, ["FAILED", "not exact"]),
+        (5.0, 0.05, ["FAILED", "FAILED"]),
+        (5.0, 0.0, ["FAILED", "FAILED"]),
+    ):
+        able = {"exact_to_gap": gap, "excess_beyond_gap": excess}
+        assert verdicts(coarse, "tail", **able) == expected, able
 
 
 def test_seeds_closer_than_the_declared_stride_are_not_compared():
@@ -118,55 +113,41 @@ def test_seeds_closer_than_the_declared_stride_are_not_compared():
         torch.manual_seed(mixed((int(seed) + 1) // 4, int(offset)))
         return race(logits, T, seed, offset)
 
-    (check,) = verify(provider(neighbors_share), SETTING, "ci", ["seeds"])
+    (check,) = run_checks(neighbors_share, "seeds")
     assert not check.passed and "seed + 1: " in check.detail
-    (check,) = verify(provider(neighbors_share, seed_stride=4), SETTING, "ci", ["seeds"])
-    assert check.passed
+    assert verdicts(neighbors_share, "seeds", seed_stride=4) == ["ok"]
 
 
 # The reference with a bug
 
 
-def judged(name, form="group"):
-    (check,) = verify(provider(race, noise=form), SETTING, "ci", [name])
-    return check
-
-
 def test_philox_is_checked(monkeypatch):
-    assert judged("philox").passed
+    assert verdicts(race, "philox", noise="group") == ["ok"]
     monkeypatch.setattr(noise, "GROUP_STREAM", 1)
-    check = judged("philox")
-    assert not check.passed and "counters have a block of their own" in check.detail
+    (check,) = run_checks(race, "philox", noise="group")
+    assert not check.passed and "distinct blocks of" in check.detail
     monkeypatch.setattr(reference, "philox4x32", lambda counter, key: counter)
-    check = judged("philox")
+    (check,) = run_checks(race, "philox", noise="group")
     assert not check.passed and "expected" in check.detail
 
 
-@pytest.fixture
-def maxima(effort):
+def test_the_largest_score_is_gumbel_and_a_cap_of_the_noise_is_found(monkeypatch, effort):
     effort("ci", vocabulary=4001, maxima={"group": 2**13, "token": 2**10})
-
-
-@pytest.mark.parametrize(("form", "rows"), [("group", 2**13), ("token", 2**10)])
-def test_the_largest_score_is_gumbel(form, rows, maxima):
-    check = judged("maximum", form)
-    assert check.passed and check.draws == rows
-
-
-@pytest.mark.parametrize("cap", [8.0, 9.0])
-def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch, maxima):
+    for form, rows in (("group", 2**13), ("token", 2**10)):
+        (check,) = run_checks(race, "maximum", noise=form)
+        assert check.passed and check.draws == rows
     group_noise = reference.group_noise
 
     def capped(*arguments):
         g, u = group_noise(*arguments)
-        return g.clamp_max(cap - 3.5), u  # a group of 32 adds log 32 to its Gumbel
+        return g.clamp_max(9.0 - 3.5), u  # a group of 32 adds log 32 to its Gumbel
 
     monkeypatch.setattr(reference, "group_noise", capped)
-    assert not judged("maximum").passed
+    assert verdicts(race, "maximum", noise="group") == ["FAILED"]
 
 
-def test_some_codes_are_both_ends_the_middle_and_every_octave():
-    codes = noise._some_codes(2**12)
+def test_sample_codes_are_both_ends_the_middle_and_every_octave():
+    codes = noise._sample_codes(2**12)
     assert (codes[1:] > codes[:-1]).all()
     assert (codes[0], codes[-1]) == (0, 2**32 - 1)
     assert {0, 1, 2**31, 2**31 - 1, 2**32 - 2} <= set(codes.tolist())
@@ -176,7 +157,7 @@ def test_some_codes_are_both_ends_the_middle_and_every_octave():
 # Drawing
 
 
-def test_draws_are_those_of_the_row_asked_for_and_begin_anew_at_a_seed():
+def test_draws_are_from_the_named_row_and_restart_at_a_seed():
     steps = []
 
     def step(logits, T, seed, offset):
@@ -203,9 +184,9 @@ def test_tokens_out_of_range_are_named():
         draws.draw("flat", 1)
 
 
-def test_seeds_wrap_around():
+def test_seeds_wrap_around_and_have_different_hashes():
     assert int(scalar(2**64 - 1, "cpu")) == -1
-    assert len({hash_of(seed) for seed in (0, 1, 2**32, 2**40, -1)}) == 5
+    assert len({seed_hash(seed) for seed in (0, 1, 2**32, 2**40, -1)}) == 5
 
 
 # The battery
@@ -219,7 +200,9 @@ def test_a_wrong_tier_or_check_is_named():
 
 def test_every_check_that_runs_is_named_in_the_list():
     sampler = provider(race, zero_temperature=True)
-    names = {name for name, _ in battery.todo(battery.subject_of(sampler, SETTING, "ci"))}
+    names = {
+        name for name, _ in battery.applicable_checks(battery.make_subject(sampler, SETTING, "ci"))
+    }
     assert {name.split(" ")[0] if name.startswith("tail") else name for name in names} <= set(
         battery.CHECKS
     )

@@ -1,4 +1,4 @@
-"""The launch that is about to be timed is checked on its own problem: honest ones pass."""
+"""`check_on_problem`: the launch that is about to be timed is checked on its inputs."""
 
 from __future__ import annotations
 

@@ -29,19 +29,19 @@ LAW = ROW.double().softmax(0)
 EQUAL = float((LAW * LAW).sum())
 
 
-def shared(n: int, tries: int) -> float:
+def shared_noise(n: int, tries: int) -> float:
     """The share of n draws that two of `tries` pairs of streams must have in common."""
     critical = next(k for k in range(n + 2) if agreement_p(k, n, EQUAL, tries) <= ALPHA)
     shares = np.linspace(0, 1, 1001)
-    found = binom.sf(critical - 1, n, shares + (1 - shares) * EQUAL)
-    return float(shares[np.argmax(found >= POWER)])
+    power = binom.sf(critical - 1, n, shares + (1 - shares) * EQUAL)
+    return float(shares[np.argmax(power >= POWER)])
 
 
-def found_in_a_row(factor: float) -> float:
+def power_in_a_row(factor: float) -> float:
     """How often a row whose T is this much of the others' is found, among the tests of `rows`."""
-    law = (ROW.double() / factor).softmax(0)
+    p = (ROW.double() / factor).softmax(0)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.multinomial(law, 200 * STEPS, True, generator=generator).view(200, STEPS)
+    drawn = torch.multinomial(p, 200 * STEPS, True, generator=generator).view(200, STEPS)
     return float((surprisal_p_values(drawn, LAW) * ROWS * 20 <= ALPHA).double().mean())
 
 
@@ -67,7 +67,8 @@ def test_the_page_says_what_the_ci_tier_finds():
         ),
         "rows or steps that agree too rarely": f"{rarer:.0%} fewer",
         "two rows, two steps; two requests that share noise": (
-            f"{shared(STEPS, ROWS**2 * 10):.0%}; {shared(CI.call_steps, 20_000):.0%} of draws"
+            f"{shared_noise(STEPS, ROWS**2 * 10):.0%}; "
+            f"{shared_noise(CI.call_steps, 20_000):.0%} of draws"
         ),
     }
     rows = CI.filtered[0] * CI.filter_steps * 4  # in four forms of masks and biases
@@ -75,5 +76,5 @@ def test_the_page_says_what_the_ci_tier_finds():
     page = PAGE.read_text()
     for fault, size in table.items():
         assert f"| {fault} | {size.replace('%', ' %')} |" in page, (fault, size)
-    assert found_in_a_row(1.5) >= POWER > found_in_a_row(1.3)
-    assert found_in_a_row(0.7) >= POWER > found_in_a_row(0.8)
+    assert power_in_a_row(1.5) >= POWER > power_in_a_row(1.3)
+    assert power_in_a_row(0.7) >= POWER > power_in_a_row(0.8)

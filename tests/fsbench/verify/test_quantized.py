@@ -1,4 +1,4 @@
-"""Problems of a quantized head: every sampler is held to the law of the head's numbers."""
+"""Problems with a quantized head: samplers must draw from the distribution of its values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "masks", "quan
 
 
 def reading(made: Callable[[QuantizedWeight], Tensor]) -> Provider:
-    """The reference, which takes quantized heads and reads them so."""
+    """Return the reference as a sampler that takes quantized heads; `made` dequantizes them."""
     plain = contract()
 
-    def weight_of(given):
-        return made(given) if isinstance(given, QuantizedWeight) else given
+    def weight_of(argument):
+        return made(argument) if isinstance(argument, QuantizedWeight) else argument
 
     return replace(
         plain,
@@ -50,7 +50,10 @@ def test_a_sampler_of_the_head_passes(form):
     checks = list(verify(reading(numbers), Setting("cpu", "fp32", weights=form), "ci", CHECKS))
     assert [check.name for check in checks] == CHECKS
     assert all(check.verdict == "ok" for check in checks), checks
-    assert checks[-1].detail == "36 tokens are the oracle's, 0 not those of its numbers in fp32"
+    assert (
+        checks[-1].detail
+        == "36 tokens are the oracle's, 0 not those of the dequantized head in fp32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,24 +87,24 @@ def test_tokens_that_are_only_not_those_of_the_dtype_are_counted():
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
-def test_a_sampler_of_the_weight_is_held_to_the_same_law(form):
+def test_a_sampler_of_the_weight_must_have_the_same_distribution(form):
     setting = Setting("cpu", "bf16", weights=form)
     fit, edges = verify(multinomial.PROVIDER, setting, "ci", ["fit", "edges"])
     assert fit.passed and edges.passed, (fit, edges)
     problem = Problem(4, 64, 500, "bf16", 1.0, "cpu", "normal:3", weights=form)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     other = make_weight(replace(problem, weights="", logits="zipf:2"), 1)
-    for given, passes in ((weight, True), (other, False)):
-        launch = multinomial.PROVIDER.build(problem, given)
+    for actual, passes in ((weight, True), (other, False)):
+        launch = multinomial.PROVIDER.build(problem, actual)
         check = check_on_problem(multinomial.PROVIDER, problem, launch, hidden, weight)
         assert check.passed == passes, check
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
-def test_filters_are_not_asked_of_a_quantized_head(form):
+def test_filters_are_not_checked_on_a_quantized_head(form):
     able = replace(contract().capabilities, filters=("top_k",))
-    asked = verify(replace(contract(), capabilities=able), Setting("cpu", "fp32", weights=form))
-    assert "truncation" not in {check.name for check in asked}
+    checks = verify(replace(contract(), capabilities=able), Setting("cpu", "fp32", weights=form))
+    assert "truncation" not in {check.name for check in checks}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -112,21 +115,21 @@ def test_a_scaled_matmul_has_the_logits_of_a_rounded_hidden_state(form, dtype):
     hidden[2] = 0
     head = quantized(weight, form)
     logits = {"fp8": scaled_matmul.fp8_logits, "int8": scaled_matmul.int8_logits}[form]
-    found = logits(hidden, head.weight, head.scale)
+    approximate = logits(hidden, head.weight, head.scale)
     exact = hidden.double() @ weight.double().T
-    assert found.dtype == torch.bfloat16 and not found[2].any()
-    error = (found.double() - exact).std() / exact.std()
+    assert approximate.dtype == torch.bfloat16 and not approximate[2].any()
+    error = (approximate.double() - exact).std() / exact.std()
     assert 0.002 < error < {"fp8": 0.04, "int8": 0.015}[form]
-    laws = [each.double().softmax(1) for each in (found, exact)]
-    moved = (laws[0] - laws[1]).abs().sum(1).max() / 2
-    assert moved < scaled_matmul.PROVIDER.capabilities.known_deviation
+    distributions = [values.double().softmax(1) for values in (approximate, exact)]
+    distance = (distributions[0] - distributions[1]).abs().sum(1).max() / 2
+    assert distance < scaled_matmul.PROVIDER.capabilities.known_deviation
 
 
-def test_serving_makes_heads_for_who_takes_them_alone():
-    given = []
+def test_serving_quantizes_the_weight_only_for_samplers_of_quantized_heads():
+    heads = []
 
     def watching(*arguments):
-        given.append(arguments[1])
+        heads.append(arguments[1])
 
     able = replace(contract().capabilities, quantized=("fp8",))
     made = replace(
@@ -139,6 +142,6 @@ def test_serving_makes_heads_for_who_takes_them_alone():
     served.build(problem, weight)
     served.sample(weight, weight)
     served.score(weight, weight, weight)
-    assert all(torch.equal(numbers(head), weight) for head in given) and len(given) == 3
+    assert all(torch.equal(numbers(head), weight) for head in heads) and len(heads) == 3
     served.build(replace(problem, weights=""), weight)
-    assert given[-1] is weight
+    assert heads[-1] is weight

@@ -23,7 +23,7 @@ SETTING = Setting("cpu", "fp32", 0.7)
 
 
 def chunks_overlap(logits, T, targets):
-    """Rows from 16 on are scored by the logits of the chunk before."""
+    """Score rows from 16 on with the logits of the previous chunk."""
     return honest_score(logits[torch.arange(len(logits)) % 16], T, targets)
 
 
@@ -40,53 +40,53 @@ WRONG = {
 }
 
 
-TELLS = ("per_row_temperature", "greedy_rows", "mask", "logprob", "entropy", "rank")
+CAPABILITIES = ("per_row_temperature", "greedy_rows", "mask", "logprob", "entropy", "rank")
 
 
-def teller(told_of=told, **mistakes) -> Provider:
-    """A score with a full call, too. told_of: (logits, targets, T) -> what it says."""
+def full_call(scores_of=told, **mistakes) -> Provider:
+    """Return a score that also has a full call. scores_of: (logits, targets, T) -> result."""
 
     def score(hidden, weight, targets, *, temperature, mask, return_entropy, return_rank):
         logits = (hidden @ weight.T).masked_fill(~mask, -torch.inf)
-        return told_of(logits, targets, temperature, **mistakes)
+        return scores_of(logits, targets, temperature, **mistakes)
 
-    able = replace(scorer().capabilities, **dict.fromkeys(TELLS, True))
+    able = replace(scorer().capabilities, **dict.fromkeys(CAPABILITIES, True))
     return replace(scorer(), capabilities=able, score=score)
 
 
-def without_rank(*of):
-    said = told(*of)
-    del said.rank
-    return said
+def without_rank(*arguments):
+    result = told(*arguments)
+    del result.rank
+    return result
 
 
-def infinities_capped(*of):
-    said = told(*of)
-    said.logprob.clamp_min_(-1e4)
-    return said
+def infinities_capped(*arguments):
+    result = told(*arguments)
+    result.logprob.clamp_min_(-1e4)
+    return result
 
 
 WRONG_CALLS = {
-    "log-probability: row": teller(scored=lambda inverse: torch.ones_like(inverse)),
-    "log-probability: row 0: expected -inf (float64 reference), got -10000 (sampler)": teller(
+    "log-probability: row": full_call(scored=lambda inverse: torch.ones_like(inverse)),
+    "log-probability: row 0: expected -inf (float64 reference), got -10000 (sampler)": full_call(
         infinities_capped
     ),
-    "entropy: row": teller(entropy=lambda H: 1.001 * H),
-    "rank: row": teller(above=torch.ge),
-    "gave no rank of shape": teller(without_rank),
+    "entropy: row": full_call(entropy=lambda H: 1.001 * H),
+    "rank: row": full_call(above=torch.ge),
+    "returned no rank of shape": full_call(without_rank),
 }
 
 
 def test_an_honest_full_call_passes_and_the_gate_does_not_ask_it():
-    (check,) = verify(teller(), SETTING, "ci")
+    (check,) = verify(full_call(), SETTING, "ci")
     assert check.passed, check
-    assert judged(WRONG_CALLS["rank: row"]).passed
+    assert checked(WRONG_CALLS["rank: row"]).passed
 
 
-@pytest.mark.parametrize("said", WRONG_CALLS)
-def test_a_wrong_full_call_is_found(said):
-    (check,) = verify(WRONG_CALLS[said], SETTING, "ci")
-    assert not check.passed and said in check.detail, check
+@pytest.mark.parametrize("message", WRONG_CALLS)
+def test_a_wrong_full_call_is_found(message):
+    (check,) = verify(WRONG_CALLS[message], SETTING, "ci")
+    assert not check.passed and message in check.detail, check
 
 
 @pytest.mark.interpreter
@@ -98,7 +98,7 @@ def test_the_kernels_score_passes_the_whole_check(effort):
     assert check.passed, check
 
 
-def judged(provider: Provider, dtype: str = "fp32"):
+def checked(provider: Provider, dtype: str = "fp32"):
     (check,) = verify(provider, replace(SETTING, dtype=dtype))
     assert check.name == "score"
     return check
@@ -112,13 +112,13 @@ def on_problem(provider: Provider, dtype: str = "fp32", B: int = 40):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_an_honest_score_passes_and_its_error_is_told(dtype):
-    for check in (judged(scorer(), dtype), on_problem(scorer(), dtype, 300)):
+    for check in (checked(scorer(), dtype), on_problem(scorer(), dtype, 300)):
         assert check.passed and "log-probabilities within" in check.detail, check
 
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_score_is_found_on_exact_logits(mistake):
-    check = judged(scorer(WRONG[mistake]))
+    check = checked(scorer(WRONG[mistake]))
     assert not check.passed and "log-probability: row" in check.detail, check
 
 
@@ -126,7 +126,9 @@ def test_a_temperature_that_is_ignored_is_found_where_the_first_is_1():
     setting = replace(SETTING, temperature=1.0, second=0.5)
     (check,) = verify(scorer(WRONG["without T"]), setting, "ci")
     assert not check.passed and "T=0.5" in check.detail, check
-    at_1 = replace(scorer(), supports=lambda of: None if of.temperature == 1 else "T = 1 only")
+    at_1 = replace(
+        scorer(), supports=lambda problem: None if problem.temperature == 1 else "T = 1 only"
+    )
     (check,) = verify(at_1, setting, "ci")
     assert check.passed, check
 
@@ -144,7 +146,7 @@ def test_rounded_logits_are_refused_of_a_score_that_claims_to_be_fused():
 
 @pytest.mark.parametrize("change", [lambda x: x.double(), lambda x: x[:, None]])
 def test_another_form_is_refused(change):
-    check = judged(scorer(lambda *of: change(honest_score(*of))))
+    check = checked(scorer(lambda *arguments: change(honest_score(*arguments))))
     assert not check.passed and "expected torch.float32 of shape" in check.detail
 
 

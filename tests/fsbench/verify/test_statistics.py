@@ -1,4 +1,4 @@
-"""Statistics against simulation: levels are honest, and what a test says that it finds it finds."""
+"""Statistics compared with simulations: p-values are valid, and reported powers are reached."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fsbench.errors import (
-    VerificationFailed,
-)
+from fsbench.errors import VerificationFailed
 from fsbench.verify import distribution, joint
 from fsbench.verify.check import ALPHA
 from fsbench.verify.statistics import (
@@ -36,7 +34,7 @@ def test_pooled_bins_hold_enough_and_leave_nothing_out():
     assert sums.min() >= 25 and sums.sum() == expected.sum()
 
 
-def test_what_is_impossible_refutes_and_is_no_bin():
+def test_an_impossible_draw_rejects_and_is_no_bin():
     p = np.array([0.5, 0.5, 0.0, 0.0])
     assert g_test(np.array([500, 500, 0, 0]), p).bins == 2
     assert g_test(np.array([500, 499, 0, 1]), p).p_value == 0.0
@@ -50,7 +48,7 @@ def test_p_values_of_the_g_test_are_uniform():
 
 
 def test_the_variation_bound_holds_and_is_of_use():
-    """The law is 0.002 off; the bound is above that, and not twice the statistic's noise above."""
+    """The distribution is off by 0.002; the bound is above that and below 0.004."""
     p = np.full(1000, 1e-3)
     q = p * (1 + 0.004 * np.where(np.arange(1000) % 2, 1, -1))  # total variation 0.002
     rng = np.random.default_rng(0)
@@ -59,7 +57,7 @@ def test_the_variation_bound_holds_and_is_of_use():
     assert g_test(rng.multinomial(10**8, p), p).bound < 0.001
 
 
-def test_the_bound_does_not_reward_luck_and_is_none_where_the_law_is_refuted():
+def test_the_bound_does_not_reward_luck_and_is_none_if_the_test_rejects():
     p = np.full(100, 0.01)
     even = g_test(np.full(100, 1000), p)
     assert even.p_value == 1.0 and 0 < even.bound < 0.02
@@ -82,33 +80,33 @@ def test_binomial_p_values_are_two_sided(hits, low, high):
     assert binomial_p(100, 1000, 0.1) == 1.0
 
 
-def test_what_a_tail_test_finds_is_what_a_simulation_finds():
+def test_the_detectable_share_is_that_of_a_simulation():
     draws, p = 10**5, 0.002
     loss = float(detectable_share(draws, p).split()[2])
     hits = np.random.default_rng(0).binomial(draws, p * (1 - loss), 4000)
-    found = np.mean([binomial_p(int(h), draws, p) <= ALPHA for h in hits])
-    assert found == pytest.approx(0.9, abs=0.05)
+    rejected = np.mean([binomial_p(int(h), draws, p) <= ALPHA for h in hits])
+    assert rejected == pytest.approx(0.9, abs=0.05)
     assert detectable_share(100, 1e-3).endswith("times too many")
 
 
-def test_what_a_count_of_pairs_finds_is_what_a_simulation_finds():
+def test_the_detectable_factor_is_that_of_a_simulation():
     mean = 30_000.0
     pairs = np.random.default_rng(0).poisson(mean * (1 + detectable_factor(mean)), 1000)
-    found = np.mean([poisson_p(int(n), mean) <= ALPHA for n in pairs])
-    assert found == pytest.approx(0.9, abs=0.05)
+    rejected = np.mean([poisson_p(int(n), mean) <= ALPHA for n in pairs])
+    assert rejected == pytest.approx(0.9, abs=0.05)
 
 
-def test_what_a_spectrum_finds_is_what_a_simulation_finds():
+def test_the_detectable_spike_is_that_of_a_simulation():
     cells, draws = 1000, 10_000
     share = detectable_spike(cells, draws, 1)
     rng = np.random.default_rng(0)
     shared = rng.binomial(draws, share, 500)
-    found = []
+    rejected = []
     for n in shared:
         counts = np.bincount(rng.integers(0, cells, draws - n), minlength=cells)
         counts[17] += n
-        found.append(largest_count_p(int(counts.max()), cells, draws) <= ALPHA)
-    assert np.mean(found) == pytest.approx(0.9, abs=0.06)
+        rejected.append(largest_count_p(int(counts.max()), cells, draws) <= ALPHA)
+    assert np.mean(rejected) == pytest.approx(0.9, abs=0.06)
 
 
 def test_overlapping_pairs_of_a_chain_have_honest_p_values():
@@ -147,7 +145,7 @@ def test_bins_of_the_large_problem_are_about_a_thousand_and_leave_no_token_out()
 
 
 def test_rare_tokens_are_pooled_not_dropped():
-    """A sampler that sends a tenth of its draws to tokens too rare for a bin of their own."""
+    """A tenth of the draws are tokens that are too rare for single bins."""
     p = np.concatenate([np.full(10, 0.09999), np.full(1000, 0.0001 / 1000)])
     q = np.concatenate([np.full(10, 0.09), np.full(1000, 0.1 / 1000)])
     counts = np.random.default_rng(0).multinomial(10_000, q)
@@ -165,5 +163,5 @@ def test_detectable_bias_is_what_a_simulation_finds_with_probability_09():
     p = np.full(bins, 1 / bins)
     q = p * (1 + bias * np.where(np.arange(bins) % 2, 1, -1))  # rms relative error: bias
     generator = np.random.default_rng(0)
-    found = [not goodness_of_fit(generator.multinomial(draws, q), p).passed for _ in range(400)]
-    assert np.mean(found) == pytest.approx(0.9, abs=0.05)
+    rejected = [not goodness_of_fit(generator.multinomial(draws, q), p).passed for _ in range(400)]
+    assert np.mean(rejected) == pytest.approx(0.9, abs=0.05)

@@ -26,7 +26,7 @@ LATE = ("min_p", "top_k", "top_p", "temperature")
 
 
 def kept_of(logits, problem, *, order=FILTER_ORDER, keeps_ties=False, change=None):
-    """What the reference keeps; change: filters [B, 3] -> the filters a wrong sampler applies."""
+    """Return the tokens that the reference keeps; change: filters [B, 3] -> wrong filters."""
     filters = torch.tensor(problem.row_filters(), dtype=torch.float64)
     if change is not None:
         filters = change(filters)
@@ -37,20 +37,24 @@ def kept_of(logits, problem, *, order=FILTER_ORDER, keeps_ties=False, change=Non
     ).kept  # fmt: skip
 
 
-def made(keep=kept_of, noise=None, **able) -> Provider:
-    """A sampler of the softmax over keep(logits, problem); with token noise if it is said so."""
+def made(keep=kept_of, noise=None, uniform=False, **able) -> Provider:
+    """Return a sampler of the softmax over keep(logits, problem), with token noise or torch's.
+
+    uniform: draw all kept tokens with the same probability.
+    """
 
     def build(problem: Problem, weight):
-        asked = masked = torch.empty(0)  # the logits of the last launch, which most launches repeat
+        last_logits = masked = p = torch.empty(0)  # most launches repeat the logits of the last
 
         def launch(hidden, seed, offset):
-            nonlocal asked, masked
+            nonlocal last_logits, masked, p
             logits = (hidden @ weight.T).double()
-            if not torch.equal(logits, asked):
-                asked, masked = logits, logits.masked_fill(~keep(logits, problem), -torch.inf)
+            if not torch.equal(logits, last_logits):
+                last_logits = logits
+                masked = (logits * (not uniform)).masked_fill(~keep(logits, problem), -torch.inf)
+                p = torch.softmax(masked / problem.temperature, 1)
             if noise:
                 return reference.expect(masked, seed, offset, problem.temperature).tokens
-            p = torch.softmax(masked / problem.temperature, 1)
             return (p / own_exponential(p)).argmax(1)
 
         return launch
@@ -146,15 +150,7 @@ def test_a_nucleus_without_the_token_that_crosses_p_is_found():
 
 
 def test_probabilities_that_are_not_those_of_the_softmax_are_found():
-    def build(problem, weight):
-        def launch(hidden, seed, offset):
-            logits = (hidden @ weight.T).double()
-            p = kept_of(logits, problem).double()  # all kept tokens alike
-            return (p / own_exponential(p)).argmax(1)
-
-        return launch
-
-    assert not verdict(replace(made(), build=build)).passed
+    assert not verdict(made(uniform=True)).passed
 
 
 def test_a_sampler_without_filters_cannot_be_checked():
@@ -166,7 +162,7 @@ def test_tokens_are_compared_with_the_oracle():
     check = verdict(made(noise="token"), name="truncated oracle")
     assert check.passed and check.draws > 250, check
     change = WRONG["one token too few"]
-    wrong = made(lambda *of: kept_of(*of, change=change), noise="token")
+    wrong = made(lambda *arguments: kept_of(*arguments, change=change), noise="token")
     assert not verdict(wrong, name="truncated oracle").passed
 
 

@@ -21,7 +21,7 @@ from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.screened import filters as screened_filters
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.verify.check import Setting
-from fsbench.verify.pathwise import compared
+from fsbench.verify.pathwise import compare_with_oracle
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
@@ -225,7 +225,7 @@ def test_what_the_screen_does_not_serve_the_fused_kernels_do(more):
     hidden, weight = matrices(3, 40, 500)
     options: dict[str, Any] = {"seed": SEED, "top_k": 20, "top_p": 0.9, **more}
     if "penalties" in more:
-        history = TokenHistory.of([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
+        history = TokenHistory.from_tokens([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
         options["penalties"] = Penalties(history, 1.3)
     found = truncated_sample(hidden, prepare_head(weight), **options)
     wanted = truncated_sample(hidden, weight, **options, noise="token")
@@ -300,6 +300,6 @@ K_AND_P = {"top_k": 20, "top_p": 0.9}
 def test_the_sampler_draws_the_tokens_of_the_oracle(law):
     """Also where it is the one without a screen: without top-k."""
     problem = replace(Setting("cpu", "fp16").problem(5, 600), temperature=0.7, **law)
-    assert compared("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
+    assert compare_with_oracle("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
     config = PROVIDER.build(problem, torch.zeros(600, problem.D, dtype=torch.float16)).config
     assert config.startswith("screened") == ("top_k" in law), config

@@ -14,13 +14,13 @@ from fsbench.kernels import TokenHistory
 
 def test_a_history_counts_what_is_appended():
     prompts, outputs = [[5, 5, 7], [1], []], [[7], [], []]
-    made = TokenHistory.of(prompts, outputs, 4, "cpu")
+    made = TokenHistory.from_tokens(prompts, outputs, 4, "cpu")
     steps = [[5, 2, -1], [7, 2, 3], [9, 1, 3]]
     for step in steps:
         made.append(torch.tensor(step))
     for row, step in enumerate(zip(*steps, strict=True)):
         outputs[row] += [token for token in step if token >= 0]
-    whole = TokenHistory.of(prompts, outputs, 4, "cpu")
+    whole = TokenHistory.from_tokens(prompts, outputs, 4, "cpu")
     for found, wanted in zip(made.dense(10), whole.dense(10), strict=True):
         assert torch.equal(found > 0, wanted > 0)
     assert torch.equal(made.dense(10)[1], whole.dense(10)[1])
@@ -44,14 +44,16 @@ def test_a_history_counts_what_is_appended():
 )
 def test_a_history_refuses(arguments, message):
     with pytest.raises(InvalidArgument, match=re.escape(message)):
-        TokenHistory.of(*arguments, "cpu")
+        TokenHistory.from_tokens(*arguments, "cpu")
 
 
 def test_a_history_takes_integers_of_any_kind_and_nothing_else():
-    made = TokenHistory.of([torch.tensor([3, 4])], [np.array([5], dtype=np.int16)], 4, "cpu")
+    made = TokenHistory.from_tokens(
+        [torch.tensor([3, 4])], [np.array([5], dtype=np.int16)], 4, "cpu"
+    )
     assert made.dense(6)[0].tolist() == [[0, 0, 0, 1, 1, 1]]
     with pytest.raises(InvalidType, match="outputs: expected integers in row 0; got float"):
-        TokenHistory.of([[1]], [[2.7]], 4, "cpu")
+        TokenHistory.from_tokens([[1]], [[2.7]], 4, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_a_history_takes_integers_of_any_kind_and_nothing_else():
     ids=str,
 )
 def test_a_history_counts_nothing_of_what_it_refuses(tokens, error, message):
-    made = TokenHistory.of([[0], [7]], [[], [7]], 4, "cpu")
+    made = TokenHistory.from_tokens([[0], [7]], [[], [7]], 4, "cpu")
     before = [part.clone() for part in (made.tokens, made.counts, made.lengths)]
     with pytest.raises(error, match=message):
         made.append(tokens)

@@ -56,7 +56,9 @@ def test_penalties_act_on_the_processed_logits_and_spare_forbidden_tokens():
 def test_a_long_history_takes_several_blocks():
     V = 400
     seen = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:200].tolist()
-    penalties = Penalties(TokenHistory.of([seen], [seen[:70] * 2], 256, "cpu"), 1.5, 0.5, 0.1)
+    penalties = Penalties(
+        TokenHistory.from_tokens([seen], [seen[:70] * 2], 256, "cpu"), 1.5, 0.5, 0.1
+    )
     check(**stored(normal_logits(1, V)), penalties=penalties, top_k=5, top_p=0.9)
 
 

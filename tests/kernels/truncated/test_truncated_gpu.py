@@ -215,7 +215,7 @@ def test_penalties(amounts):
         [torch.randint(0, V, (37 * row,), generator=generator).tolist() for row in range(B)]
         for _ in range(2)
     ]
-    history = TokenHistory.of(*histories, 4096, "cuda")
+    history = TokenHistory.from_tokens(*histories, 4096, "cuda")
     history.append(torch.arange(B, device="cuda"))
     penalties = Penalties(history, *amounts)
     filters = {"top_k": 50, "top_p": 0.9}

@@ -1,11 +1,11 @@
-"""What the figures show, read back from the matplotlib objects; and that files are reproducible."""
+"""Figures of one configuration, read back from the matplotlib objects; reproducible files."""
 
 import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
-from cells import results_row
+from cells import only, results_row
 
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.problem import Problem
@@ -15,7 +15,7 @@ from fsbench.report.figures import configuration as plotting
 from fsbench.report.figures import parts as figure_parts
 from fsbench.report.figures.catalog import FIGURES
 from fsbench.report.figures.style import styles
-from fsbench.report.tables import configurations, speedup_table
+from fsbench.report.tables import speedup_table
 
 BATCHES = (1, 2, 4)
 PARTS = ("matmul_us", "sampling_us", "other_us")
@@ -47,7 +47,7 @@ def _rows(**changes):
 
 
 def _rows_for(figure):
-    """_rows, with what one of the figures needs beside them."""
+    """Return _rows with the samplers that one of the figures needs."""
     if figure != "logits_store":
         return _rows()
     return [*_rows(), *(_row(name, b, 300.0) for name in logits_store.pair() for b in BATCHES)]
@@ -57,24 +57,20 @@ def _panels(figure):
     return [axes for axes in figure.axes if axes.axison]
 
 
-def test_scores_are_compared_where_nothing_draws():
+def test_scores_are_compared_if_no_sampler_draws():
     rows = [
         *(_row("fused_score", b, 300.0, fused=True, kind="score") for b in BATCHES),
         *(_row("stored_score", b, 450.0, kind="score") for b in BATCHES),
         *(_row("floor", b, 260.0, kind="lower_bound") for b in BATCHES),
     ]
-    (found,) = configurations(pd.DataFrame(rows))
-    (ratio,) = plotting.speedups(found)["fused_score"].values()
+    (ratio,) = plotting.speedups(only(rows))["fused_score"].values()
     assert set(ratio.value) == {1.5}
-    assert "speedup.fused_score.stored_score" in speedup_table(found)
-    (found,) = configurations(pd.DataFrame([*rows, *_rows()]))
-    assert "fused_score" not in plotting.speedups(found)
+    assert "speedup.fused_score.stored_score" in speedup_table(only(rows))
+    assert "fused_score" not in plotting.speedups(only([*rows, *_rows()]))
 
 
 def _draw(name, rows):
-    frame = pd.DataFrame(rows)
-    (configuration,) = configurations(frame)
-    return FIGURES[name].draw([configuration], styles(frame))
+    return FIGURES[name].draw([only(rows)], styles(pd.DataFrame(rows)))
 
 
 def _lines(axes):
@@ -134,9 +130,7 @@ def test_speedup_has_a_panel_per_fused_sampler_with_intervals(figures):
 
 @pytest.mark.parametrize("gone", [("fast", "faster"), ("slow",)])
 def test_no_speedup_figure_without_both_sides(gone):
-    rows = [row for row in _rows() if row["provider"] not in gone]
-    assert _draw("speedup", rows) is None
-    assert _draw("runtime", rows) is not None
+    assert _draw("speedup", [row for row in _rows() if row["provider"] not in gone]) is None
 
 
 @pytest.mark.parametrize("changes", [{"gpu": "", "device": "cpu"}, {"gpu": "NVIDIA X"}])
@@ -201,7 +195,7 @@ def test_a_sampler_of_fsbench_has_one_color_in_all_figures_and_ours_are_emphasiz
     assert looks["flash_sampling_auto"].line["linewidth"] > looks["vllm_gumbel"].line["linewidth"]
 
 
-@pytest.mark.parametrize("name", OF_ONE)
+@pytest.mark.parametrize("name", ("runtime", "speedup", "bandwidth", "breakdown"))
 def test_legend_does_not_cover_the_axes_and_is_inside_the_figure(name):
     figure = _draw(name, _rows_for(name) + [_row(f"more{i}", 1, 400.0) for i in range(20)])
     (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
@@ -214,12 +208,12 @@ def test_legend_does_not_cover_the_axes_and_is_inside_the_figure(name):
 def test_breakdown_shows_both_parts_and_the_share_of_sampling():
     rows = [*_rows(), _row("by_difference", 1, 100.0, matmul_us=90.0, sampling_us=-1.0, other_us=0)]
     rows += [_row("unsplit", b, 200.0, **dict.fromkeys(PARTS)) for b in BATCHES]
-    sampling, matmul, share, beside = _draw("breakdown", rows).axes
+    sampling, matmul, share, empty = _draw("breakdown", rows).axes
     assert list(_lines(sampling)["Label of slow"].get_ydata()) == pytest.approx([27.0] * 3)
     assert list(_lines(matmul)["Label of slow"].get_ydata()) == pytest.approx([405.0] * 3)
     assert list(_lines(share)["Label of slow"].get_ydata()) == pytest.approx([6.0] * 3)
     note = "by difference to its matmul form:\nLabel of fast,\nLabel of faster"
-    assert note in [text.get_text() for text in beside.get_legend().get_texts()]
+    assert note in [text.get_text() for text in empty.get_legend().get_texts()]
     assert not any("unsplit" in label for label in _lines(share))
     # Below 0: not on a logarithmic axis, but in the share.
     assert np.isnan(_lines(sampling)["Label of by_difference"].get_ydata()).all()
@@ -251,25 +245,19 @@ def test_a_long_name_in_the_title_takes_no_room_from_the_panels(figures):
 
 
 def test_the_same_results_give_the_same_bytes_whatever_was_saved_before(tmp_path, figures):
-    again = _draw("speedup", _rows())
+    second = _draw("speedup", _rows())
     for suffix in ("png", "pdf", "svg"):
         figure_parts.save(figures["speedup"], tmp_path / f"one.{suffix}")
     for suffix in ("svg", "pdf", "png"):
-        figure_parts.save(again, tmp_path / f"two.{suffix}")
+        figure_parts.save(second, tmp_path / f"two.{suffix}")
     for suffix in ("png", "pdf", "svg"):
         content = (tmp_path / f"one.{suffix}").read_bytes()
         assert content == (tmp_path / f"two.{suffix}").read_bytes(), suffix
         assert b"Date" not in content and b"matplotlib.org" not in content
     assert len(list(tmp_path.iterdir())) == 6  # no temporary file is left
-
-
-def test_unwritable_path_is_an_error(tmp_path, figures):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot write figure"):
         figure_parts.save(figures["runtime"], tmp_path / "file" / "a.png")
-
-
-def test_check_formats():
     assert figure_parts.check_formats(["svg", "png", "svg"]) == ["svg", "png"]
     with pytest.raises(InvalidArgument, match="--format: expected one of pdf, png, svg; got 'gif'"):
         figure_parts.check_formats(["png", "gif"])

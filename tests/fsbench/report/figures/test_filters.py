@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from cells import results_row
+from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.report.figures import filters as filters_figure
@@ -33,15 +34,15 @@ def rows():
     ]
 
 
-def alike(made):
-    ((stem, found),) = filters_figure.over_filters(configurations(pd.DataFrame(made))).items()
-    return stem, found
+def grouped(rows):
+    ((stem, group),) = filters_figure.over_filters(configurations(pd.DataFrame(rows))).items()
+    return stem, group
 
 
 def test_a_cell_is_the_time_over_that_of_the_matmul():
-    stem, found = alike(rows())
+    stem, group = grouped(rows())
     assert stem == "h200_d4096_v151936"
-    table = filters_figure.cost_table(found)
+    table = filters_figure.cost_table(group)
     assert list(table.filters.unique()) == [
         "top-k 1, top-p 0.9",
         "top-k 50, top-p 0.9",
@@ -55,25 +56,23 @@ def test_a_cell_is_the_time_over_that_of_the_matmul():
 
 
 def test_the_figure_has_a_panel_per_sampler_and_a_number_per_cell():
-    _, found = alike(rows())
-    figure = filters_figure.draw(found)
+    _, group = grouped(rows())
+    figure = filters_figure.draw(group)
     *panels, bar = (axes for axes in figure.axes if axes.get_visible())
     assert "log scale" in bar.get_xlabel()
     panels = {axes.get_title(loc="left").replace("\n", " "): axes for axes in panels}
     assert list(panels) == ["Label of ours", "Label of theirs"]
-    ours, theirs = ([text.get_text() for text in axes.texts] for axes in panels.values())
-    assert ours == ["1.11", "1.74", "1.11", "1.74", "2.50"] and theirs == ["3.00"]
+    fused, stored = ([text.get_text() for text in axes.texts] for axes in panels.values())
+    assert fused == ["1.11", "1.74", "1.11", "1.74", "2.50"] and stored == ["3.00"]
     assert "top-k" not in figure._suptitle.get_text() and "normal:1" in figure._suptitle.get_text()
 
 
 def test_without_a_lower_bound_there_is_no_figure():
-    _, found = alike([row("ours", 1, 100.0)])
-    assert filters_figure.draw(found) is None
+    _, group = grouped([row("ours", 1, 100.0)])
+    assert filters_figure.draw(group) is None
 
 
 def test_plot_draws_the_heat_map_and_no_figure_for_each_setting(tmp_path):
-    from typer.testing import CliRunner
-
     folder = tmp_path / "run"
     folder.mkdir()
     truncated = [made for made in rows() if made["provider"] != "plain"]

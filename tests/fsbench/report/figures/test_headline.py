@@ -37,9 +37,9 @@ def test_a_line_for_the_best_of_each_group_over_the_matmul_of_its_run():
     figure = headline.draw(alike)
     (axes,) = figure.axes
     assert stem == "h200_d4096_v151936"
-    found = [list(line.get_ydata()) for line in axes.lines[:-1]]  # the last is the matmul
+    values = [list(line.get_ydata()) for line in axes.lines[:-1]]  # the last is the matmul
     expected = [[0.95, 0.95], [0.6], [1.05, 1.1], [1.2, 1.18]]
-    assert found == [pytest.approx(each) for each in expected]
+    assert values == [pytest.approx(each) for each in expected]
     first, *names = [text.get_text() for text in axes.texts]
     assert first == "the matmul alone"
     named = [text.split(": ", 1)[1].replace("Label of ", "") for text in names]

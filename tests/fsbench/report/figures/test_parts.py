@@ -1,4 +1,4 @@
-"""What all figures share."""
+"""Shared parts of figures."""
 
 from __future__ import annotations
 

@@ -97,5 +97,5 @@ def test_one_lm_head_is_no_map():
 
 def test_what_was_measured_differently_is_another_figure():
     rows = small_and_large() + small_and_large(dtype="fp16")
-    found = families(configurations(pd.DataFrame(rows)))
-    assert {stem: len(alike) for stem, alike in found.items()} == {"h200_bf16": 2, "h200_fp16": 2}
+    groups = families(configurations(pd.DataFrame(rows)))
+    assert {stem: len(alike) for stem, alike in groups.items()} == {"h200_bf16": 2, "h200_fp16": 2}

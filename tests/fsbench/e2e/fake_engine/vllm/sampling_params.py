@@ -1,4 +1,4 @@
-"""Of vllm.sampling_params what the worker uses."""
+"""The parts of vllm.sampling_params that the worker uses."""
 
 from enum import Enum
 from types import SimpleNamespace
