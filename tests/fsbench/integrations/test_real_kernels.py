@@ -81,7 +81,7 @@ def state() -> dict[str, Any]:
     """Return arrays of all slots by the kernels' parameter names, and the fake that holds them."""
     requests = fake_vllm.RequestState()
     sampler = fake_vllm.Sampler(requests)
-    kinds: list[dict[str, Any]] = [
+    request_kinds: list[dict[str, Any]] = [
         {},
         {"allowed_token_ids": [3, 9, 699], "logit_bias": {9: 2.5, 4: 1.0}},
         {"min_tokens": 30, "all_stop_token_ids": (1, 2)},
@@ -90,7 +90,7 @@ def state() -> dict[str, Any]:
         {"bad_words_token_ids": [[7], [11, 8], [12, 8]]},
         {"repetition_penalty": 1.5, "presence_penalty": 0.5},
     ]
-    for slot, kind in enumerate(kinds):
+    for slot, kind in enumerate(request_kinds):
         requests.tokens[slot] = [5, 6, 7, 40, 40, 11]
         requests.prompt_len.np[slot] = 3
         sampler.add_request(slot, 3, params(**kind))
