@@ -10,6 +10,7 @@ whose other caches are empty. After each start 1,000 mixed requests are served i
 
     sampler, caches         vllm is its own sampler; caches are empty, filled, or warmed
     ready_s                 from the start of the process until the engine takes requests
+    engine_s                the part of it after imports
     first_s                 of the first request, one token
     serving_s               of the 1,000 requests
     ours, others            kernels that Triton compiled after the engine was ready
@@ -35,7 +36,7 @@ from fsbench.e2e.models import decoder, sampling_parameters
 from fsbench.machine.environment import environment
 
 COLUMNS = (
-    *("sampler", "caches", "ready_s", "first_s", "serving_s"),
+    *("sampler", "caches", "ready_s", "engine_s", "first_s", "serving_s"),
     *("ours", "others", "reported", "served", "left"),
 )
 CACHES = {
@@ -56,6 +57,7 @@ def serve(started: float, folder: str, rows: int, sampler: str) -> dict[str, Any
 
     reports = Reports()
     logging.getLogger("vllm").addHandler(reports)
+    imported = time.monotonic()
     llm = LLM(
         model=folder,
         load_format="dummy",
@@ -104,6 +106,7 @@ def serve(started: float, folder: str, rows: int, sampler: str) -> dict[str, Any
     return {
         "sampler": sampler,
         "ready_s": round(ready - started, 2),
+        "engine_s": round(ready - imported, 2),
         "first_s": round(first - ready, 3),
         "serving_s": round(end - first, 2),
         **compiled,
