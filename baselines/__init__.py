@@ -1,1 +1,1 @@
-"""What one would use instead of a fused kernel: one competitor per file."""
+"""Alternatives to a fused kernel: one competitor per file."""

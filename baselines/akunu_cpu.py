@@ -2,8 +2,8 @@
 
     copy, fp32, / T, softmax, the k largest, min-p, top-p, normalize, categorical draw
 
-What akunu falls back to without its Metal kernel, and what engines did before sampling moved to the
-GPU: each step waits for the copy. The k largest come from torch.topk; of equal logits it keeps any.
+akunu's fallback without its Metal kernel, and the way of engines before sampling moved to the GPU:
+each step waits for the copy. The k largest come from torch.topk; of equal logits it keeps any.
 The token that crosses p is kept. A draw is one uniform of torch's generator, looked up in the
 running sum in fp64.
 
@@ -12,18 +12,15 @@ Undefined rows: a NaN logit, or no finite one, leaves NaN probabilities and give
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
-    """The token of one row of fp32 logits [V] on the host."""
+    """Draw a token from one row of fp32 logits [V] on the host."""
     import torch
 
     if temperature == 0:
@@ -64,10 +61,10 @@ PROVIDER = Provider(
     label="akunu, CPU pipeline",
     kind=Kind.TRUNCATED,
     build=build,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        STORED,
         zero_temperature=True,
+        host_sync_free=False,
         graph_safe=False,
         filters=FILTERS,
         mixed_filters=True,

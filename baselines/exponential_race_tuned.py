@@ -1,23 +1,21 @@
 """`exponential_race` with an autotuned matmul: torch.compile's max-autotune.
 
-Inductor times cuBLAS's choice against its own Triton matmuls, and the tiles of the kernels after
+Inductor times cuBLAS's choice and its Triton matmuls, and the tiles of the kernels after
 it, on the shapes of the problem, and keeps the fastest; with Triton the cast and the division may
-ride on the matmul. It times them with a warm L2 cache, apart from the step. Builds take minutes
-where nothing is cached, so no preset has it: `--provider exponential_race_tuned`.
+be fused into the matmul. It times them with a warm L2 cache, outside of the step. A build without a
+cache takes minutes, so no preset has it: `--provider exponential_race_tuned`.
 
 Noise, its tail and undefined rows: as `exponential_race`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from fsbench.baselines.providing.compiled import build_race
+from fsbench.baselines.providing.logits import STORED
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -30,9 +28,5 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     tunes=True,
-    capabilities=Capabilities(
-        dtypes=("bf16", "fp16", "fp32"),
-        host_sync_free=True,
-        exact_to_gap=11.0,
-    ),
+    capabilities=replace(STORED, devices=("cuda",), exact_to_gap=11.0),
 )

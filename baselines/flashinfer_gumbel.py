@@ -5,7 +5,7 @@
 Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp32, the sampler.
 `flashinfer_gumbel_lean` omits the first two. Random numbers: see `providing.flashinfer`.
 
-FlashInfer's fp32 uniforms end short of 1, so tokens some 16 T below the leader and further down are
+FlashInfer's fp32 uniforms end before 1, so tokens about 16 T or more below the largest logit are
 drawn too rarely (docs/design/exactness.md has how rarely, as measured).
 
 Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a
@@ -14,15 +14,10 @@ row of -inf only ends on a padding lane, so the id may be V or more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import build_as_in_paper
 from fsbench.baselines.providing.logits import Gather, gathering
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, Tensor
 
 
 def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:

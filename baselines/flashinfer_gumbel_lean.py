@@ -1,22 +1,17 @@
-"""FI2 without the passes that the paper's version need not pay.
+"""FI2 without the avoidable passes of the paper's version.
 
     tokens = argmax_v (logits_v / T + g_v)
 
-One matmul with fp32 output and FlashInfer's Gumbel-max kernel, nothing else at T = 1. Elsewhere the
+One matmul with fp32 output and FlashInfer's Gumbel-max kernel, nothing else at T = 1. Otherwise the
 logits are divided in place, since the kernel takes no temperature. Noise tail, random numbers and
 undefined rows are those of `flashinfer_gumbel`; its logits are not rounded to bf16.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import build_lean
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

@@ -3,24 +3,19 @@
     tokens = top_k_top_p_sample(softmax(logits / T), k, p)
 
 One kernel proposes tokens and accepts the first that both filters keep, narrowing what it proposes
-by two pivots after each rejection (the FlashInfer blog of March 2025); no probability is cut or
-normalized anew before. p counts of the whole mass, not of what top-k left: this keeps at least as
-many tokens as top-k first. One matmul with fp32 output and FlashInfer's softmax come before. Random
-numbers: see `providing.flashinfer`.
+by two pivots after each rejection (the FlashInfer blog of March 2025); no pass cuts or normalizes
+probabilities before. p is a part of the whole mass, not of the mass after top-k, so this keeps at
+least as many tokens as top-k first. One matmul with fp32 output and FlashInfer's softmax come
+before. Random numbers: see `providing.flashinfer`.
 
 Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_filtered
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

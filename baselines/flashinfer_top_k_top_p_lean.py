@@ -2,28 +2,23 @@
 
     tokens = inverse_cdf_sample(softmax(logits / T))
 
-With top-k and top-p off this is what FlashInfer offers for the same job: its softmax, which applies
-the temperature on the way, and its plain sampler, which stops reading a row at the drawn token. One
-matmul with fp32 output comes before; the probabilities are fp32. Random numbers: see
+With top-k and top-p off: FlashInfer's softmax, which applies the temperature, too, and its plain
+sampler, which stops reading a row at the drawn token. One matmul with fp32 output comes before; the
+probabilities are fp32. Random numbers: see
 `providing.flashinfer`.
 
-With filters the probabilities go to FlashInfer's sampler for them, top-k first: a kernel that cuts
-to k tokens and normalizes anew, then rejection sampling for top-p. `flashinfer_joint` is the other
-order, which needs no pass of its own for top-k.
+With filters: FlashInfer's sampler for filtered probabilities, top-k first: a kernel that cuts to k
+tokens and normalizes them, then rejection sampling for top-p. `flashinfer_joint` has the other
+order, which needs no pass for top-k.
 
 Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_filtered, build_lean
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

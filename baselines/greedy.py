@@ -1,22 +1,19 @@
-"""Greedy decoding: matmul, then argmax. What exact sampling would cost if it needed no noise.
+"""Greedy decoding: matmul, then argmax. The cost of exact sampling if it needed no noise.
 
 Temperature, seed and offset are not read. Equal logits, common once rounded to bf16, go to
 whichever torch.argmax meets first (the lowest token on a CPU).
 
-Undefined rows: torch.argmax holds NaN to be the largest, so a row with NaN logits returns the
+Undefined rows: torch.argmax takes NaN for the largest, so a row with NaN logits returns the
 first of them; a row of -inf only returns token 0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -33,12 +30,6 @@ PROVIDER = Provider(
     label="Greedy (matmul + argmax)",
     kind=Kind.GREEDY,
     build=build,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
-        zero_temperature=True,
-        host_sync_free=True,
-        batch_invariant=True,
-    ),
+    capabilities=replace(STORED, zero_temperature=True, batch_invariant=True),
     presets=("cpu", "lean"),
 )

@@ -3,9 +3,9 @@
     fp32, / T, top-k, top-p, min-p, softmax, multinomial
 
 The processors are transformers' own classes, in the list and the order in which `generate` puts
-them; a filter that is off is left out, as there. A request holds for the whole batch. At T = 0 the
-argmax, which is `generate` without `do_sample`. Of logits equal to the kth all are kept; which of
-equal ones top-p cuts is up to torch.sort. The noise is torch's generator, and ends where that of
+them, without filters that are off, as there. All rows have the same filters. T = 0 is the argmax,
+`generate` without `do_sample`. All logits equal to the kth are kept; torch.sort decides which of
+equal ones top-p cuts. The noise is torch's generator, and ends where that of
 `multinomial` ends.
 
 Undefined rows: as `multinomial`.
@@ -13,14 +13,11 @@ Undefined rows: as `multinomial`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import TORCH_NOISE, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -37,12 +34,12 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     sampled = problem.temperature > 0
     if sampled and problem.temperature != 1:
         processors.append(TemperatureLogitsWarper(problem.temperature))
-    made = {
+    classes = {
         "top_k": (TopKLogitsWarper, problem.top_k),
         "top_p": (TopPLogitsWarper, problem.top_p),
         "min_p": (MinPLogitsWarper, problem.min_p),
     }
-    processors += [made[name][0](made[name][1]) for name in problem.filters if sampled]
+    processors += [classes[name][0](classes[name][1]) for name in problem.filters if sampled]
     weight = padded(weight)
     input_ids = torch.zeros(problem.B, 1, dtype=torch.int64, device=weight.device)
 
@@ -62,12 +59,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("transformers",),
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        TORCH_NOISE,
         zero_temperature=True,
-        exact_to_gap=10.0,  # of torch's exponential: docs/design/exactness.md
-        excess_beyond_gap=0.2,
+        host_sync_free=False,
         filters=FILTERS,
         filter_order=("temperature", "top_k", "top_p", "min_p"),
         ties="any",

@@ -3,13 +3,13 @@
     copy; for each row: top-k, top-p, min-p, temperature, dist
 
 The order is llama.cpp's default: filters come before the temperature, so top-p and min-p count
-probabilities at T = 1. Each row has a chain of its own, as requests have, with the state of a
-Mersenne twister; a draw is one fp64 uniform, looked up in the running sum. The chains go on from
-step to step; at any other seed or step they are seeded anew, from both and the row. Which of equal
-logits the filters keep is up to a partial sort.
+probabilities at T = 1. Each row has a chain, as each request does, with the state of a Mersenne
+twister; a draw is one fp64 uniform, looked up in the running sum. Chains continue from step to
+step; at another seed or step they are seeded again, from both and the row. A partial sort decides
+which of equal logits the filters keep.
 
-llama-cpp-python, the better known binding, has no wheels in the package index. xllamacpp has, with
-the same library; the last part of its version is llama.cpp's build.
+llama-cpp-python, the better known binding, has no wheels in the package index. xllamacpp has wheels
+with the same library; the last part of its version is llama.cpp's build.
 
 Undefined rows: a NaN logit, or no finite one, leaves the token to comparisons with NaN.
 """
@@ -18,31 +18,29 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import STORED, matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 PACKAGE = "xllamacpp"
 
 
 @cache
 def library() -> Any:
-    """llama.cpp's C functions of sampling, with their types."""
+    """Load llama.cpp's C functions of sampling, with their types."""
     from ctypes import CDLL, c_bool, c_float, c_int32, c_size_t, c_uint32, c_void_p
 
     spec = importlib.util.find_spec(PACKAGE)
     assert spec is not None and spec.origin is not None
     (path,) = Path(spec.origin).parent.glob("xllamacpp*.so")
-    found = CDLL(str(path))
-    # llama_sampler_chain_params is a struct of one bool, which travels like one.
-    for name, result, *given in (
+    functions = CDLL(str(path))
+    # llama_sampler_chain_params is a struct of one bool, passed like a bool.
+    for name, result, *arguments in (
         ("chain_init", c_void_p, c_bool),
         ("chain_add", None, c_void_p, c_void_p),
         ("init_top_k", c_void_p, c_int32),
@@ -53,13 +51,17 @@ def library() -> Any:
         ("apply", None, c_void_p, c_void_p),
         ("free", None, c_void_p),
     ):
-        function = getattr(found, f"llama_sampler_{name}")
-        function.restype, function.argtypes = result, given
-    return found
+        function = getattr(functions, f"llama_sampler_{name}")
+        function.restype, function.argtypes = result, arguments
+    return functions
 
 
 class Chains:
-    """A chain for each row. filters: (top_k, top_p, min_p) of the rows, 0, 1 and 0 for off."""
+    """A chain for each row.
+
+    Args:
+        filters: (top_k, top_p, min_p) of each row; 0, 1 and 0 are off.
+    """
 
     def __init__(self, V: int, temperature: float, filters: Sequence[tuple[int, float, float]]):
         import numpy as np
@@ -69,7 +71,7 @@ class Chains:
         self._ids, self._row = np.arange(V, dtype=np.int32), np.zeros(V, token)  # llama_token_data
         array = [("data", np.uint64), ("size", np.uint64), ("selected", np.int64), ("sorted", "?")]
         self._array = np.zeros(1, np.dtype(array, align=True))  # llama_token_data_array
-        self._next: tuple[int, int] | None = None  # the seed and step that the chains go on with
+        self._next: tuple[int, int] | None = None  # the seed and step for which the chains continue
         self._chains: list[int] = []
 
     def __del__(self) -> None:
@@ -81,7 +83,7 @@ class Chains:
 
         self.__del__()
         self._chains, call = [], library()
-        # 32 bits for each row, which is what a chain takes.
+        # A chain takes 32 bits.
         seeds = np.random.SeedSequence([seed % 2**64, step % 2**64])
         words = seeds.generate_state(len(self._filters)).tolist()
         for word, (top_k, top_p, min_p) in zip(words, self._filters, strict=True):
@@ -97,7 +99,7 @@ class Chains:
                 call.llama_sampler_chain_add(chain, sampler)
 
     def draw(self, logits: Any, seed: int, step: int) -> list[int]:
-        """The token of each row of fp32 logits [B, V], a numpy array."""
+        """Draw the tokens of fp32 logits [B, V], a numpy array."""
         if (seed, step) != self._next:
             self._seed(seed, step)
         self._next, tokens = (seed, step + 1), []
@@ -128,10 +130,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=(PACKAGE,),
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
+    capabilities=replace(
+        STORED,
         zero_temperature=True,
+        host_sync_free=False,
         graph_safe=False,
         filters=FILTERS,
         mixed_filters=True,

@@ -1,4 +1,4 @@
-"""Multinomial sampling in eager PyTorch: what one writes first.
+"""Multinomial sampling in eager PyTorch: the simplest code.
 
     tokens = multinomial(softmax(hidden @ weight.T / T))
 
@@ -14,14 +14,9 @@ process cannot use CUDA.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fsbench.baselines.providing.logits import scaled_logits
+from fsbench.baselines.providing.logits import TORCH_NOISE, scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -41,12 +36,6 @@ PROVIDER = Provider(
     label="Multinomial Sampling (eager)",
     kind=Kind.EXACT,
     build=build,
-    capabilities=Capabilities(
-        devices=("cuda", "cpu"),
-        dtypes=("bf16", "fp16", "fp32"),
-        host_sync_free=True,
-        exact_to_gap=10.0,  # of the fast logarithm in torch's exponential: docs/design/exactness.md
-        excess_beyond_gap=0.2,
-    ),
+    capabilities=TORCH_NOISE,
     presets=("smoke", "cpu"),
 )

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens in eager PyTorch: what one writes first.
+"""Log-probabilities of given tokens in eager PyTorch: the simplest code.
 
     log_softmax((hidden @ weight.T).float() / T).gather(targets)
 
@@ -7,14 +7,9 @@ The logits exist four times: in their dtype, in fp32, divided by T, and as log-p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.baselines.providing.logits import STORED, row_targets, target_logprob
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:

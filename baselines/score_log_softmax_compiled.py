@@ -6,30 +6,20 @@ logits exist once, in their dtype.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fsbench.baselines.providing.compiled import compile_step
+from fsbench.baselines.providing.compiled import build_compiled
 from fsbench.baselines.providing.logits import STORED, row_targets, target_logprob
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     V, temperature = problem.V, problem.temperature
-    weight, targets = padded(weight), row_targets(problem, weight.device)
 
     def step(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         return target_logprob(hidden, weight, V, temperature, targets)
 
-    compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight, targets)
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return compiled(hidden, weight, targets)
-
-    return launch
+    targets = row_targets(problem, weight.device)
+    return build_compiled(problem, padded(weight), step, targets)
 
 
 PROVIDER = Provider(

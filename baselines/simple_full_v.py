@@ -1,25 +1,22 @@
-"""SIMPLE's ablation, step 1: the engine's sampler moved to the CPU as it is ("vLLM CPU").
+"""SIMPLE's ablation, step 1: the engine's sampler moved to the CPU unchanged ("vLLM CPU").
 
     p = softmax(hidden @ weight.T / T),  E_v ~ Exp(1) independent,  token = argmax_v p_v / E_v
 
 Each operation is a pass over [B, V] in torch, with torch's threads; the noise is torch's generator,
 so seed and offset are not read, and it ends where that of `exponential_race` ends.
 
-On CPUs only: with logits from a GPU it would take hours to verify what a run here tells.
+On CPUs only: with logits from a GPU a verification would take hours and show nothing else.
 
 Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.simple import able, launch_with
+from fsbench.baselines.providing.simple import CAPABILITIES, launch_with
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -34,6 +31,6 @@ PROVIDER = Provider(
     label="SIMPLE 1: full-V port",
     kind=Kind.EXACT,
     build=build,
-    capabilities=able(devices=("cpu",), exact_to_gap=11.0),
+    capabilities=replace(CAPABILITIES, devices=("cpu",), exact_to_gap=11.0),
     presets=("cpu",),
 )

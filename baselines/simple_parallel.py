@@ -5,21 +5,16 @@
 Each sampler does for its block of rows what `simple_full_v` does, on one thread. The uniforms are
 drawn before, by row and step, so a fixed seed gives the same tokens for any number of samplers.
 
-On CPUs only, as `simple_full_v`.
-
 Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fsbench.baselines.providing.simple import able, launch_with, not_built
+from fsbench.baselines.providing.simple import CAPABILITIES, launch_with, not_built
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -34,7 +29,7 @@ PROVIDER = Provider(
     label="SIMPLE 2: sequence-parallel",
     kind=Kind.EXACT,
     build=build,
-    not_built=not_built,  # the uniforms are the core's
-    capabilities=able(devices=("cpu",), batch_invariant=True),
+    not_built=not_built,  # the core draws the uniforms
+    capabilities=replace(CAPABILITIES, devices=("cpu",), batch_invariant=True),
     presets=("cpu",),
 )

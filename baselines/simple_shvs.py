@@ -5,9 +5,9 @@
 The draw is an inverse CDF that begins with the hot tokens, so it is exact for any hot set: the hot
 ones settle most rows, and a row whose uniform falls beyond them scans the tail. S_T and the tail's
 maximum come from the producer of the logits. On a GPU only the hot logits and these two numbers
-per row cross the bus, and then the rows that asked for their tail.
+per row cross the bus, and then the rows that need their tails.
 
-Which tokens are hot is a matter of time only. A Problem has no text to count, so the lowest eighth
+The choice of hot tokens changes the time only. A Problem has no text to count, so the lowest eighth
 of the ids is hot: byte-pair encodings number their merges by frequency. On a CPU the producer is
 torch, a further pass over the logits that a fused epilogue would not need.
 
@@ -16,30 +16,24 @@ Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import matmul_logits
-from fsbench.baselines.providing.simple import able, launch_with, not_built, pinned, ring_dtype
+from fsbench.baselines.providing.simple import CAPABILITIES, core_step, launch_with, not_built
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.simple.steps import Shvs
+
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    from fsbench.simple.ring import RingShape
-    from fsbench.simple.steps import Controls, Shvs
+    from fsbench.simple.steps import Shvs
 
-    B, V, dtype = problem.B, problem.V, ring_dtype(problem)
-    step = Shvs(
-        B,
-        V,
-        Controls(problem.temperature, problem.top_k, problem.top_p, problem.min_p),
-        hot=max(1, V // 8),
-        dtype=dtype,
-        buffer=pinned(RingShape(1, B, V, dtype=dtype).bytes(), problem),
-    )
+    step = core_step(Shvs, problem, hot=max(1, problem.V // 8))
     if problem.device == "cuda":
         return _from_gpu(weight, step)
 
@@ -50,8 +44,8 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return launch_with(problem, weight, lambda: step.logits, draw)
 
 
-def _from_gpu(weight: Tensor, step) -> Launch:  # step: fsbench.simple.steps.Shvs
-    """The hot logits first; the rows that need it come again, whole."""
+def _from_gpu(weight: Tensor, step: Shvs) -> Launch:
+    """Return a launch that copies the hot logits, then the rows that need their tails, whole."""
     import torch
 
     from fsbench.simple import reference
@@ -75,8 +69,8 @@ def _from_gpu(weight: Tensor, step) -> Launch:  # step: fsbench.simple.steps.Shv
         torch.cuda.current_stream().synchronize()
         ring.parts["shape"][0] = torch.tensor(shape.hot(hot, hot))
 
-        def fetch(rows: Tensor, where: Tensor) -> None:
-            where.copy_(logits[rows.to(logits.device)], non_blocking=True)
+        def fetch(rows: Tensor, out: Tensor) -> None:
+            out.copy_(logits[rows.to(logits.device)], non_blocking=True)
             torch.cuda.current_stream().synchronize()
 
         tokens = step.settled(step.tokens(counters[:1], counters[1:]).clone(), fetch)
@@ -91,6 +85,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     not_built=not_built,
-    capabilities=able(batch_invariant=True, filters=FILTERS),
+    capabilities=replace(CAPABILITIES, batch_invariant=True, filters=FILTERS),
     presets=("cpu",),
 )

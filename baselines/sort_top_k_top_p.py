@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from fsbench.baselines.providing.logits import penalizer
 from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Tensor, padded
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -29,6 +26,6 @@ PROVIDER = Provider(
     label="Sort, top-k/top-p (eager)",
     kind=Kind.TRUNCATED,
     build=build,
-    capabilities=Capabilities(penalties=True, **SORTED),
+    capabilities=replace(SORTED, penalties=True),
     presets=("truncated",),
 )

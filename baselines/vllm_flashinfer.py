@@ -2,10 +2,10 @@
 
     logits / T and min-p in place, then FlashInfer's sampler of probabilities or of logits
 
-vLLM takes this way if a request of the batch has top-k or top-p, and none is greedy or has a seed.
-Its random numbers are then those of torch's generator, read by the host in every launch: a captured
-graph would repeat its draws, and vLLM captures none. How it is called: `providing.vllm`. Held to
-the source of vLLM 0.26.0 by `make check-engines`.
+vLLM uses FlashInfer if a request of the batch has top-k or top-p, and no request is greedy or has a
+seed. The random numbers are then those of torch's generator, which the host reads in every launch:
+a captured graph would repeat its draws, and vLLM captures none. `providing.vllm` has the calls.
+`make check-engines` compares them with the source of vLLM 0.26.0.
 
 Undefined rows, by reading: as `vllm_gumbel`, and as `flashinfer_top_k_top_p` with filters.
 """

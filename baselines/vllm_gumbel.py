@@ -2,8 +2,8 @@
 
     in place: logits / T, min-p; top-k and top-p (a sort below 8 rows, else Triton); Gumbel argmax
 
-How it is called, and its noise: `providing.vllm`. Held to the source of vLLM 0.26.0 by
-`make check-engines`.
+`providing.vllm` has the calls and the noise. `make check-engines` compares them with the source of
+vLLM 0.26.0.
 
 Undefined rows, by reading: a NaN may win a block or not, so the token is arbitrary; a row of -inf
 only gives a token at the start of a block.

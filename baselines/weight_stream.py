@@ -12,16 +12,11 @@ Asynchronous copies, because ptxas delays part of the plain loads until register
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from fsbench.problem import DTYPES, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 NUM_WARPS = 8
 LOADS = 4
@@ -39,7 +34,7 @@ def _weight_stream_kernel(
     BLOCK: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """partial[pid] = the sum of tiles pid, pid + num_programs, ... of LOADS * BLOCK elements."""
+    """Store the sum of tiles pid, pid + num_programs, ... of LOADS * BLOCK elements each."""
     TILE: tl.constexpr = LOADS * BLOCK
     num_elements = num_elements.to(tl.int64)  # V * D reaches 2^31
     pid = tl.program_id(0)
@@ -53,17 +48,17 @@ def _weight_stream_kernel(
         values = tl.load(weight_ptr + tile * TILE + offs)
         acc += tl.sum(values.to(tl.float32), axis=0)
 
-    if pid == num_whole % num_programs:  # the rest is the next tile in turn
+    if pid == num_whole % num_programs:  # the next program in turn sums the partial tile
         for start in range(num_whole * TILE, num_elements, BLOCK):
-            offs_rest = start + tl.arange(0, BLOCK)
-            values = tl.load(weight_ptr + offs_rest, mask=offs_rest < num_elements, other=0.0)
+            offs_tail = start + tl.arange(0, BLOCK)
+            values = tl.load(weight_ptr + offs_tail, mask=offs_tail < num_elements, other=0.0)
             acc += values.to(tl.float32)
 
     tl.store(partial_ptr + pid, tl.sum(acc))
 
 
 def weight_stream(weight: Tensor, partial: Tensor) -> Tensor:
-    """Sum weight [V, D], contiguous, into partial [num_programs] fp32; returns partial."""
+    """Sum weight [V, D], contiguous, into partial [num_programs] fp32; return partial."""
     block = NUM_WARPS * 32 * LOAD_BYTES // weight.element_size()
     _weight_stream_kernel[(partial.numel(),)](
         weight,
@@ -85,7 +80,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     partial = torch.empty(num_sms * PROGRAMS_PER_SM, dtype=torch.float32, device=weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        """Returns the partial sums, not tokens."""
+        """Return the partial sums, not tokens."""
         return weight_stream(weight, partial)
 
     return launch

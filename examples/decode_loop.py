@@ -4,8 +4,8 @@
     fused       flash_sample(hidden, model.lm_head.weight, ...)
 
 The model is a small Llama with random weights, made in memory. Four requests are decoded together,
-each with its own temperature (one is greedy) and seed. On a GPU a step, layers and sampling, is one
-CUDA graph; on a CPU flash_sample runs its reference in plain torch.
+each with another temperature (one is greedy) and another seed. On a GPU a step, layers and
+sampling, is one CUDA graph; on a CPU flash_sample runs its reference in plain torch.
 
     python examples/decode_loop.py
 """

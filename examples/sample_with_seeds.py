@@ -12,7 +12,7 @@ torch.manual_seed(0)
 hidden = torch.randn(4, 256, device=device, dtype=torch.bfloat16)  # [B, D]
 weight = torch.randn(5000, 256, device=device, dtype=torch.bfloat16) / 16  # [V, D]
 seed = torch.tensor([11, 22, 33, 44], device=device)  # one per request
-position = torch.tensor([7, 3, 12, 9], device=device)  # of the token that was fed
+position = torch.tensor([7, 3, 12, 9], device=device)  # of each request's last token
 
 sample = flash_sample(
     hidden, weight, temperature=0.8, seed=seed, offset=position, return_logprob=True

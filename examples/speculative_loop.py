@@ -1,7 +1,7 @@
 """Speculative decoding of a Hugging Face model, with the tokens of decoding without drafts.
 
-The model is a small Llama with random weights, made in memory, and the drafter its own first
-layer. Four requests are decoded together, each with its own temperature (one is greedy), seed and
+The model is a small Llama with random weights, made in memory, and the drafter is its first
+layer. Four requests are decoded together, each with another temperature (one is greedy), seed and
 position. The loop is fsbench/integrations/decode_loop.py, which `fsbench e2e --speculate` measures;
 on a GPU the drafts and the verify pass are one CUDA graph.
 
@@ -48,15 +48,15 @@ def main() -> None:
     prompts = torch.randint(model.config.vocab_size, (len(SEEDS), PROMPT), device=device)
     temperature = torch.tensor(TEMPERATURES, device=device)
     seed = torch.tensor(SEEDS, device=device)
-    found = {}
+    result = {}
     for k in (0, K):
         drafter = EarlyExit(model, layers=1) if k else None
         decoding = Decoding(model, prompts, temperature, seed, LENGTH, k, drafter)
         decoding.start()
         steps = decoding.run(captured(decoding.step, device))
-        found[k] = decoding.tokens[:, :LENGTH]
+        result[k] = decoding.tokens[:, :LENGTH]
         print(f"{k} drafts: {steps.times[-1]:.3f} s, {steps.accepted():.2f} accepted per step")
-    same = (found[0] == found[K]).long().cumprod(1).sum(1) - PROMPT
+    same = (result[0] == result[K]).long().cumprod(1).sum(1) - PROMPT
     print(f"equal tokens of {LENGTH - PROMPT}, by request: {same.tolist()}")
     # In bf16 a pass over more rows rounds the hidden states differently, and one other token
     # changes all that follow; in fp32 the difference is too small to be seen.

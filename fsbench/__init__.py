@@ -1,3 +1,3 @@
-"""fsbench: how fast is exact sampling fused into the LM-head matmul, against everything else?"""
+"""fsbench: benchmark of exact sampling fused into the LM-head matmul, and its alternatives."""
 
 __version__ = "0.2.0"

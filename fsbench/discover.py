@@ -33,7 +33,7 @@ from fsbench.provider import Provider
 
 ENTRY_POINTS = "fsbench.providers"
 EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
-"""Decode step for questions about what samplers support and keep (Qwen3-8B's LM head)."""
+"""Decode step for which samplers are asked what they support and keep (Qwen3-8B's LM head)."""
 
 PATIENCE_S = 60.0
 """Seconds that a plug-in may take to be imported and to answer."""

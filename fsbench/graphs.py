@@ -12,11 +12,11 @@ from fsbench.provider import Launch
 
 
 def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Callable[[], Tensor]:
-    """A function that replays launch(hidden, seed, offset) and returns its (static) output.
+    """Capture a launch; return a function that replays it and returns its (static) output.
 
     The launch is called on a side stream first, so that lazy initialization is not captured. The
-    graph reads hidden, seed and offset in place at every replay. The function keeps them alive, and
-    the launch: a graph knows addresses only, those of the launch's own tensors among them.
+    graph reads hidden, seed and offset in place at every replay. The function keeps them and the
+    launch with its tensors alive, because a graph only has addresses.
     """
     stream = torch.cuda.Stream(hidden.device)
     stream.wait_stream(torch.cuda.current_stream())
@@ -25,7 +25,7 @@ def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Cal
             launch(hidden, seed, offset)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # Not "global": a thread of NCCL's asks for events all the time, which would end the capture.
+    # Not "global": a thread of NCCL queries events all the time, which would end the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         tokens = launch(hidden, seed, offset)
 

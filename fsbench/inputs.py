@@ -18,23 +18,23 @@ from fsbench.provider import Provider, QuantizedWeight
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _ONE_BYTE = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-_TAKING = ("build", "sample", "score")  # calls of a provider whose second argument is the head
-_SMALLEST_EXPONENT = -15  # of a scale: the least number of e4m3 times it is one of fp16
+_CALLS = ("build", "sample", "score")  # calls of a provider whose second argument is the head
+_SMALLEST_EXPONENT = -15  # of a scale: its product with the least number of e4m3 is one of fp16
 _ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
 _WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
 
 
 def make_weight(problem: Problem, seed: int) -> Tensor:
-    """weight [V, D] of the problem's dtype and device, deterministic in seed on one device type.
+    """Make weight [V, D] of the problem's dtype and device, a function of the seed and device type.
 
-    Of a head that is quantized itself: its numbers.
+    For a quantized head the weight has its numbers.
     """
-    law, parameter = parse_logits(problem.logits)
+    shape, parameter = parse_logits(problem.logits)
     device = torch.device(problem.device)
     generator = torch.Generator(device).manual_seed(seed)
     weight = torch.empty(problem.V, problem.D, dtype=TORCH_DTYPES[problem.dtype], device=device)
-    sigma = parameter if law == "normal" else 0.1
-    profile = _profile(problem, law, parameter, generator)
+    sigma = parameter if shape == "normal" else 0.1
+    profile = _profile(problem, shape, parameter, generator)
     for first in range(0, problem.V, _ROWS_AT_ONCE):
         rows = weight[first : first + _ROWS_AT_ONCE]
         block = torch.randn(rows.shape, generator=generator, device=device)
@@ -47,10 +47,10 @@ def make_weight(problem: Problem, seed: int) -> Tensor:
 
 
 def quantized(weight: Tensor, form: str) -> QuantizedWeight:
-    """weight [V, D] rounded to one of fsbench.problem.QUANTIZED.
+    """Round a weight [V, D] to a form of fsbench.problem.QUANTIZED.
 
     A row's scale is the least power of two by which its largest entry fits, and at least 2^-15. So
-    bf16, fp16 and fp32 have the head's numbers exactly, and a head made of these has the same.
+    bf16, fp16 and fp32 represent the head's numbers exactly, and quantizing them returns the head.
     """
     dtype, most = _ONE_BYTE[form]
     numbers = torch.empty_like(weight, dtype=dtype)
@@ -67,7 +67,7 @@ def quantized(weight: Tensor, form: str) -> QuantizedWeight:
 
 
 def stored(problem: Problem, weight: Tensor) -> Tensor:
-    """The numbers [V, D] that a problem's head has of a weight: itself, if it is not quantized."""
+    """Return the numbers [V, D] of a problem's head for a weight: the weight if not quantized."""
     if not problem.weights:
         return weight
     head = quantized(weight, problem.weights)
@@ -80,9 +80,10 @@ def stored(problem: Problem, weight: Tensor) -> Tensor:
 
 
 def serving(provider: Provider, form: str) -> Provider:
-    """The sampler such that it takes the numbers of a quantized head, and makes the head of them.
+    """Return a sampler that takes the numbers of a quantized head and makes the head of them.
 
-    form: of the head. Itself, if it does not take such a head.
+    Args:
+        form: Form of the head; a sampler that does not take it is returned unchanged.
     """
     if form not in provider.capabilities.quantized:
         return provider
@@ -94,19 +95,19 @@ def serving(provider: Provider, form: str) -> Provider:
 
         return call and served
 
-    return replace(provider, **{each: with_head(getattr(provider, each)) for each in _TAKING})
+    return replace(provider, **{each: with_head(getattr(provider, each)) for each in _CALLS})
 
 
 def _profile(
-    problem: Problem, law: str, parameter: float, generator: torch.Generator
+    problem: Problem, shape: str, parameter: float, generator: torch.Generator
 ) -> Tensor | None:
-    """The mean logit of every token, [V] fp32, in an order shuffled over the vocabulary."""
-    if law == "normal":
+    """Return the mean logit of every token, [V] fp32, shuffled; None if it is 0."""
+    if shape == "normal":
         return None
     device = torch.device(problem.device)
     order = torch.randperm(problem.V, generator=generator, device=device)
     profile = torch.zeros(problem.V, device=device)
-    if law == "zipf":
+    if shape == "zipf":
         profile = -parameter * torch.log(torch.arange(1, problem.V + 1, device=device).float())
     else:
         profile[0] = parameter
@@ -114,36 +115,36 @@ def _profile(
 
 
 def make_hidden(problem: Problem, seed: int) -> Tensor:
-    """Make hidden [B, D]: unit normal, plus a direction common to all rows where it is needed."""
-    law, _ = parse_logits(problem.logits)
+    """Make hidden [B, D]: unit normal, plus a direction common to all rows if logits need it."""
+    shape, _ = parse_logits(problem.logits)
     device = torch.device(problem.device)
     generator = torch.Generator(device).manual_seed(seed + 1)
     hidden = torch.randn(problem.B, problem.D, generator=generator, device=device)
-    if law != "normal":
+    if shape != "normal":
         hidden = 1 + 0.1 * hidden
     return hidden.to(TORCH_DTYPES[problem.dtype])
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """64 bits of a contiguous tensor that change with any of its bytes. Waits for the device."""
+    """Return 64 bits of a contiguous tensor that change with any byte. Waits for the device."""
     data = tensor.detach().view(-1).view(torch.uint8)
     even = data.numel() // 8 * 8
     words, remaining = data[:even].view(torch.int64), data[even:].to(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in (*words.split(_WORDS_AT_ONCE), remaining):
-        # Odd factors, so that no change of a word is lost modulo 2^64; by place, so that a swap is
-        # seen. Times another odd number: so is a swap of two parts.
+        # Odd factors, so that no change of a word is lost modulo 2^64; by position, so that a swap
+        # changes the sum. The other odd number does the same for a swap of two parts.
         places = 2 * torch.arange(len(part), device=tensor.device) + 1
         total = total * 0x5851F42D4C957F2D + (part * places).sum()
     return int(total)
 
 
 def head_with_logits(logits: Tensor, dtype: torch.dtype, D: int = 16) -> tuple[Tensor, Tensor]:
-    """hidden [R, D] and weight [V, D] whose product is exactly `logits` [R, V] rounded to dtype.
+    """Make hidden [R, D] and weight [V, D] whose product is `logits` [R, V] rounded to dtype.
 
-    hidden is one-hot, so each logit is one stored number times one: no rounding anywhere, whatever
-    the kernel's order of summation. R is at most D. Logits are finite: the zeros of another row
-    would turn an infinity into NaN.
+    hidden is one-hot, so each logit is one stored number times one, without rounding in any order
+    of summation. R is at most D. Logits are finite: the zeros of another row would turn an infinity
+    into NaN.
     """
     R, V = logits.shape
     if R > D:

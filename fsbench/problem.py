@@ -1,6 +1,6 @@
-"""`Problem`: the one description of what is sampled, and the named LM heads.
+"""`Problem`: the description of a decode step, and the named LM heads.
 
-Nothing here imports torch: `fsbench list`, `iomodel` and `plot` use this module.
+This module does not import torch: `fsbench list`, `iomodel` and `plot` use it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Element types of hidden and weight, with their size in bytes."""
 
 PRESETS = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
-"""Presets of `fsbench run` (fsbench.measure.presets), of which a sampler names its own."""
+"""Presets of `fsbench run` (fsbench.measure.presets); a sampler names those that include it."""
 
 DEVICES = ("cuda", "cpu")
 
 QUANTIZED = ("int8", "fp8")
-"""Forms of one byte that a head may have itself; fp8 is e4m3."""
+"""One-byte forms of quantized heads; fp8 is e4m3."""
 
 FILTERS = ("top_k", "top_p", "min_p")
-"""What may cut tokens off: fields of Problem."""
+"""Fields of Problem that may cut tokens off."""
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""What may change the logits of tokens seen before: fields of Problem, and where they are off."""
+"""Fields of Problem that may change logits of tokens seen before -> their values when off."""
 
 FILTER_ORDER = ("temperature", "min_p", "top_k", "top_p")
-"""The order in which fsbench applies them, and vLLM too. Only two places in it matter: what comes
-before top-p has a share in the mass that p is a part of, and what comes before the temperature acts
-on probabilities at T = 1."""
+"""The order in which fsbench and vLLM apply them. Two positions matter: filters before top-p reduce
+the mass that p is a part of, and filters before the temperature act on probabilities at T = 1."""
 
 _LOGITS = re.compile(r"(normal|zipf|peaked):(\d+(?:\.\d+)?)")
 
@@ -45,22 +44,28 @@ _LOGITS = re.compile(r"(normal|zipf|peaked):(\d+(?:\.\d+)?)")
 class Problem:
     """One decode step: draw a token for each of B rows from softmax(hidden @ weight.T / T).
 
-    hidden is [B, D] and weight [V, D], both `dtype`; temperature 0 means greedy.
+    Attributes:
+        B, D, V: hidden is [B, D] and weight [V, D].
+        dtype: Type of both, one of DTYPES.
+        temperature: 0 is greedy.
+        device: One of DEVICES.
+        logits: Distribution of the logits (docs/design/methodology.md, Inputs): `normal:S`,
+            independent and normal with standard deviation S; `zipf:A`, -A log r for the token of
+            rank r; `peaked:G`, one token G above all others.
+        tp: Number of GPUs among which the vocabulary is split.
+        top_k, top_p, min_p: Filters (fsbench.reference.truncate). top_k keeps the k likeliest
+            tokens, 0 is off; top_p the fewest likeliest tokens with probability p together, 1 is
+            off; min_p tokens of at least min_p times the largest probability, 0 is off.
+        mixed: Whether only some rows have the filters (`row_filters`).
+        repetition_penalty, presence_penalty, frequency_penalty: Penalties of all rows
+            (fsbench.reference.penalized).
+        history: Tokens of the synthetic history of each row (`row_histories`), for penalties.
+        weights: Form of a quantized head, one of QUANTIZED, with a power of two as the scale of
+            each row (fsbench.inputs.quantized); "" for a head of `dtype`. Only with tp = 1, without
+            filters and penalties.
 
-    `logits` names the distribution of the logits (docs/design/methodology.md, Inputs):
-    `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
-    logit -A log r; `peaked:G` one token lies G above all others.
-
-    Filters (fsbench.reference.truncate defines them): top_k keeps the k likeliest tokens, 0 is off;
-    top_p the fewest likeliest of probability p together, 1 is off; min_p those of at least min_p
-    times the largest probability, 0 is off. mixed: not every row has all of them (`row_filters`).
-
-    Penalties (fsbench.reference.penalized), of all rows: on the tokens of a synthetic history of
-    `history` tokens in each row (`row_histories`).
-
-    weights: one of QUANTIZED, if the head is quantized itself, with a scale for each row that is a
-    power of two (fsbench.inputs.quantized); "" if its numbers are of `dtype`. With one GPU, and
-    neither filters nor penalties.
+    Raises:
+        InvalidArgument: A field is out of range; the message names it.
     """
 
     B: int
@@ -120,11 +125,10 @@ class Problem:
             )
         if self.weights and self.weights not in QUANTIZED:
             raise unknown_name("weights", self.weights, QUANTIZED)
-        beside = [*self.filters, *self.penalties, *(["tp"] if self.tp > 1 else [])]
-        if self.weights and beside:
-            raise InvalidArgument(
-                f"weights: expected none with {', '.join(beside)}; got {self.weights}"
-            )
+        others = [*self.filters, *self.penalties, *(["tp"] if self.tp > 1 else [])]
+        if self.weights and others:
+            names = ", ".join(others)
+            raise InvalidArgument(f"weights: expected none with {names}; got {self.weights}")
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ class Problem:
     def row_histories(self) -> list[tuple[list[int], list[int]]]:
         """Return (prompt, output) of each of B rows: `history` token ids, most in the prompt.
 
-        Ranks have a Zipf distribution with exponent 1, as words do, so many tokens repeat; each row
+        Ranks have a Zipf distribution with exponent 1, as words do, so tokens repeat; each row
         has another token for a rank.
         """
         rows = []
@@ -153,34 +157,34 @@ class Problem:
         return rows
 
     def row_filters(self) -> list[tuple[int, float, float]]:
-        """(top_k, top_p, min_p) of each of B rows.
+        """Return (top_k, top_p, min_p) of each of B rows.
 
-        In a mixed batch the rows take turns: all filters; top-k alone; the others; none.
+        In a mixed batch the rows take turns: all filters; top-k; top-p and min-p; none.
         """
         k, p, min_p = self.top_k, self.top_p, self.min_p
         turns = [(k, p, min_p), (k, 1.0, 0.0), (0, p, min_p), (0, 1.0, 0.0)]
         return [turns[row % 4 if self.mixed else 0] for row in range(self.B)]
 
     def row_targets(self) -> list[int]:
-        """The token of each of B rows whose log-probability is asked for, over all V."""
+        """Return the token of each of B rows whose log-probability is requested, over all V."""
         return [(self.V - 1 - 7919 * row) % self.V for row in range(self.B)]
 
     def fields(self) -> dict[str, Any]:
-        """Column name -> value, as results store it (lower-case names)."""
+        """Return column name -> value, as results store it (lower-case names)."""
         return {name.lower(): value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         named = (*self.filters, *self.penalties, *(("history",) if self.history else ()))
-        kept = "".join(f" {name}={getattr(self, name):g}" for name in named)
+        options = "".join(f" {name}={getattr(self, name):g}" for name in named)
         weights = f" {self.weights} weights" if self.weights else ""
         return (
             f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
-            f"{kept}{' mixed' if self.mixed else ''}{weights}"
+            f"{options}{' mixed' if self.mixed else ''}{weights}"
         )
 
 
 def parse_logits(spec: str) -> tuple[str, float]:
-    """'normal:1' -> ('normal', 1.0). Raises InvalidArgument for anything else."""
+    """Parse 'normal:1' to ('normal', 1.0); raise InvalidArgument for anything else."""
     match = _LOGITS.fullmatch(spec)
     if not match:
         raise InvalidArgument(
@@ -191,7 +195,7 @@ def parse_logits(spec: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Model:
-    """An LM head in the wild: its name on the command line and its weight's shape [V, D]."""
+    """An LM head of a released model: its name on the command line and its shape [V, D]."""
 
     name: str
     V: int
@@ -200,13 +204,13 @@ class Model:
 
 @cache
 def models() -> dict[str, Model]:
-    """The named LM heads, from models.toml: the only copy of these shapes."""
+    """Return the named LM heads of models.toml, the only copy of these shapes."""
     text = (resources.files("fsbench") / "models.toml").read_text()
     return {name: Model(name, **shape) for name, shape in tomllib.loads(text).items()}
 
 
 def model(name: str) -> Model:
-    """The named LM head; an unknown name raises InvalidArgument with the nearest known one."""
+    """Return the named LM head; raise InvalidArgument with the nearest name if it is unknown."""
     try:
         return models()[name]
     except KeyError:

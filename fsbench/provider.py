@@ -17,7 +17,9 @@ from fsbench.errors import InvalidArgument, one_line
 from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTIZED, Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # a sampler's file takes it from here for annotations, and need not import torch
 
 
 class Kind(StrEnum):
@@ -56,22 +58,22 @@ ALIGNED = 64
 
 
 def padded(weight: Tensor) -> Tensor:
-    """weight [V, D] with rows of zeros up to a multiple of ALIGNED; itself if V is one.
+    """Return weight [V, D] with rows of zeros up to a multiple of ALIGNED; itself if V is one.
 
-    For samplers that store logits, once in `build`: engines keep the LM head so, since cuBLAS takes
-    much longer where the rows of logits are not aligned. The logits are the first V
+    Samplers that store logits call it once, in `build`. Engines keep the LM head in this form,
+    since cuBLAS takes much longer if the rows of logits are not aligned. The logits are the first V
     columns of the product, a view.
     """
     extra = -len(weight) % ALIGNED
     if not extra:
         return weight
-    more = weight.new_zeros(len(weight) + extra, weight.shape[1])
-    more[: len(weight)] = weight
-    return more
+    rows = weight.new_zeros(len(weight) + extra, weight.shape[1])
+    rows[: len(weight)] = weight
+    return rows
 
 
 class Drawn(Protocol):
-    """Result of `Provider.sample`: an object with this field; further fields are allowed.
+    """Result of `Provider.sample`: an object with these tokens; other fields are allowed.
 
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
     logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each,
@@ -96,8 +98,7 @@ OPTIONS = (
     "top",
     "num_samples",
 )
-"""The capabilities that a `Launch` has no arguments for: claimed only with `Provider.sample`, or of
-a SCORE with `Provider.score`."""
+"""Capabilities without an argument of `Launch`: claimed only with `Provider.sample`, or `score`."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +115,26 @@ class Capabilities:
     graph_safe: may be captured in a CUDA graph.
     host_sync_free: a launch after the first never makes the host wait for the GPU.
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
-    quantized: of these forms it takes a head as it is: a QuantizedWeight in place of the weight, in
-        `build`, `sample` and `score`. Of others it gets a weight of the problem's dtype with the
-        head's numbers.
-    known_deviation: total variation distance from the softmax that an EXACT sampler is known to
-        have in one of its dtypes; it is held to that instead of to exactness, and says why.
-    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely: how far the
-        noise of an EXACT sampler is known to reach. None if no limit is known.
-    excess_beyond_gap: by what part of their probability those tokens may be drawn too often.
+    quantized: forms of quantized heads that it takes, as a QuantizedWeight in place of the weight,
+        in `build`, `sample` and `score`. For other forms it gets a weight of the problem's dtype
+        with the head's numbers.
+    known_deviation: total variation distance of an EXACT sampler from the softmax, known for one of
+        its dtypes; checks allow it, and the sampler's docstring says why.
+    exact_to_gap: range of the noise of an EXACT sampler: tokens with a probability below
+        e^-exact_to_gap may be drawn too rarely. None if no limit is known.
+    excess_beyond_gap: fraction of their probability by which those may be drawn too often.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
-    Of truncated problems:
+    For truncated problems:
 
     filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
-    mixed_filters: each row may have its own (Problem.mixed).
+    mixed_filters: filters may differ between rows (Problem.mixed).
     penalties: it applies those of Problem, before the filters.
     filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
-    ties: which of equal logits top-k and top-p keep, if not all: the tokens of lowest id ("first",
-        fsbench's rule); all after all ("kept"), so that more are kept than should; or "any".
+    ties: equal logits that top-k and top-p keep if only some are needed: the lowest ids ("first",
+        fsbench's rule), all of them ("kept"), or "any".
 
-    The OPTIONS, of `Provider.sample`:
+    The OPTIONS, arguments of `Provider.sample`:
 
     per_row_temperature: temperature may be a tensor [B].
     greedy_rows: it may hold zeros: greedy rows among sampled ones, in one launch.
@@ -141,9 +142,9 @@ class Capabilities:
     mask: a mask [B, V], or packed into words, forbids tokens.
     per_request_seed: seed may be [B]: a request's token then does not depend on its row.
     logprob: the log-probability of each token is returned on request.
-    entropy: so is the entropy of softmax(logits / T).
-    rank: and how many tokens have a larger logit than the token.
-    top: and the largest logits, up to 20.
+    entropy: the entropy of softmax(logits / T) is returned on request.
+    rank: the number of tokens with a larger logit is returned on request.
+    top: the largest logits, up to 20, are returned on request.
     num_samples: n independent tokens per row, with replacement.
     """
 
@@ -179,7 +180,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """An LM head that is quantized itself: the logit of token v is scale[v] (hidden . weight[v]).
+    """A quantized LM head: the logit of token v is scale[v] (hidden . weight[v]).
 
     weight: [V, D] int8 or float8_e4m3fn, contiguous. scale: fp32 [V], powers of two.
     """
@@ -205,7 +206,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tuning:
-    """By which `fsbench tune` times the tile shapes of a sampler's kernel, and writes its choice.
+    """Tile shapes of a sampler's kernel that `fsbench tune` times and chooses from.
 
     A config is an object of the kernel's own that can be printed, hashed and pickled. A greedy
     sampler, or one with noise of the contract, is checked with each before it is timed.
@@ -226,7 +227,7 @@ class Tuning:
 
 
 _Checks = dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]]
-"""What is expected -> (fields, whether a value is that)."""
+"""Expected value -> (fields, function that accepts a value)."""
 
 
 def _line(value: Any) -> bool:
@@ -234,7 +235,7 @@ def _line(value: Any) -> bool:
 
 
 def _some(*names: str) -> Callable[[Any], bool]:
-    """Whether a value is a tuple of texts, and of these, if there are any."""
+    """Return a check for tuples of texts, which must be among `names` if there are any."""
     return lambda value: (
         isinstance(value, tuple | list)
         and all(map(_line, value))
@@ -292,7 +293,7 @@ _CAPABILITIES: _Checks = {
 
 @dataclass(frozen=True)
 class Provider:
-    """A sampler, or a lower bound, that `fsbench` can list, verify, run and plot.
+    """A sampler, or a lower bound, for all commands of fsbench.
 
     name: primary key in results, equal to the file's stem; never renamed.
     label: legend text, free to change.
@@ -301,7 +302,7 @@ class Provider:
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
-    capabilities: what it can do; a test holds it to each of them.
+    capabilities: its claims; a test checks each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
     kept_bytes: problem -> memory that `build` keeps in addition to the weight: a copy, tables.
@@ -309,19 +310,19 @@ class Provider:
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
         code that the sampler's noise comes from; None if it does not offer it.
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
-        the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
-        claimed. None if the sampler is only what `build` returns.
+        the arguments of fsbench.kernels.flash_sample, and the OPTIONS that are claimed. None if the
+        sampler only has `build`.
     score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
         the result of fsbench.kernels.score, as far as they are claimed; or None.
-    accept: which drafts int64 [B, k] the tokens sampled [B, k + 1] confirm: verify_drafts.
-    call: the public function of fsbench.kernels that does this by default; "" if there is none.
+    accept: compares drafts, int64 [B, k], with sampled tokens [B, k + 1], as verify_drafts does.
+    call: the public function of fsbench.kernels that does this by default, or "".
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
         together, and launch together with the same hidden, seed and offset; every rank returns the
         same tokens. None if the sampler runs on one GPU only.
-    matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
-        keeps so little of them that the compiler cannot leave it out. What it returns is not read.
-        `fsbench run --breakdown` times it. None without such a form.
+    matmul_form: as build, of a fused sampler: its kernel with only the matmul, and a result that
+        keeps the compiler from removing it. `fsbench run --breakdown` times it. None without such
+        a form.
     tunes: building it times variants, so nothing else may use the device meanwhile.
 
     Raises:
@@ -362,7 +363,7 @@ class Provider:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
         if claimed and self.sample is None and self.score is None:
             raise InvalidArgument(
-                f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be asked for; "
+                f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be requested; "
                 "got None"
             )
 
@@ -373,12 +374,12 @@ class Provider:
         return self.kind
 
     def missing_packages(self) -> str | None:
-        """None, or which of `requires` cannot be imported here. Imports nothing."""
+        """Return the packages of `requires` that cannot be imported, or None. Imports nothing."""
         missing = [name for name in self.requires if importlib.util.find_spec(name) is None]
         return f"package {', '.join(missing)} is not installed" if missing else None
 
     def unsupported_reason(self, problem: Problem) -> str | None:
-        """None if this sampler can do `problem`, else one line saying why not."""
+        """Return why this sampler cannot do `problem`, as one line, or None if it can."""
         able = self.capabilities
         if problem.device not in able.devices:
             return f"runs on {', '.join(able.devices)} only, not on {problem.device}"

@@ -1,16 +1,16 @@
-"""The fused kernels: one sampler per file here, what they are made of in the folders.
+"""The fused kernels: one sampler per file in this folder, their parts in its subfolders.
 
 `flash_sample` is the function a serving engine calls; `draft_sample`, `step_noise` and
 `verify_drafts` are for speculative steps (docs/guide/speculation.md); `truncated_sample` has top-k,
 top-p, min-p and penalties (docs/guide/filters-and-penalties.md); `score` has the log-probabilities
 of given tokens (docs/guide/log-probabilities.md); `screened_sample` draws the tokens of token noise
-from a head with an int8 copy, which `prepare_head` makes, at about half of the bytes
-(docs/guide/screened-head.md). Heads of int8 or fp8 themselves, `QuantizedHead`, go where a weight
-goes (docs/guide/quantized-heads.md).
+from a head with an int8 copy, which `prepare_head` makes, and reads about half of the bytes
+(docs/guide/screened-head.md). These calls take a `QuantizedHead`, stored in int8 or fp8, in place
+of a weight (docs/guide/quantized-heads.md).
 
-Who may import whom, from the ground up: configs, noise, checks, device, shard, launch, fused, then
-truncated and scoring, screened, then drafting and warming, then providing, then the sampler files.
-Each name below is loaded when it is first used, so that listing the samplers needs no torch.
+Each folder imports only folders before it: configs, noise, checks, device, shard, launch, fused,
+truncated and scoring, screened, drafting and warming, providing, the sampler files. A name below is
+imported at its first use, so that listing the samplers needs no torch.
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
-"""akunu's one-launch sampler over stored logits, its approximations repaired.
+"""akunu's one-launch sampler over stored logits, without its approximations.
 
-cuBLAS, then one program per row, of 512 threads, not the 1024 of the text: so each has the
-registers for eight loads of 16 bytes at once, and fewer of them share in a sum. With top-k it reads
-the logits once, and then those that can be kept; without top-k, or where more than 4096 logits
-reach the bound of the kth largest, it reads the row for every step of its search. The filters act
+cuBLAS, then one program per row, of 512 threads instead of the 1024 of the text: each then has
+registers for eight loads of 16 bytes at once, and a sum has fewer parts. With top-k it reads the
+logits once, and then those that can be kept. Without top-k, or if more than 4096 logits reach the
+bound of the kth largest, it reads the row for every step of its search. The filters act
 at T = 1, in akunu's order. Tokens follow the noise contract (token noise).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.kernels.providing.filters import AKUNU_ORDER, STORED_LOGITS, draw_of_stored, draw_rows
 from fsbench.kernels.providing.launches import noise_map
-from fsbench.provider import Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Provider, Tensor
 
 NUM_WARPS = 16
 
@@ -25,7 +22,7 @@ NUM_WARPS = 16
 def akunu_exact(
     logits: Tensor, seed: Tensor, offset: Tensor, temperature: float, **filters: Any
 ) -> Tensor:
-    """A token of each row of stored logits; see draw_rows."""
+    """Draw a token from each row of stored logits; see draw_rows."""
     import torch
     import triton
 

@@ -1,25 +1,22 @@
-"""akunu's sampler over stored logits as the text has it, approximations included.
+"""akunu's sampler over stored logits as its text describes it, with its approximations.
 
 cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp16; an argmax as
-another launch. What differs from the law: top-k ends where 12 bisections do, 0.007 of a logit from
-the right place, top-p where 8 do, and it keeps at most p; u is cut to [1e-7, 1 - 1e-7]; the scores
-have 11 bits, so that some of the winners are ties that go to the lower token. `akunu_exact` repairs
-these; docs/guide/filters-and-penalties.md has what they cost.
+another launch. Deviations from the exact distribution: the threshold of top-k comes from 12
+bisections, to 0.007 of a logit, that of top-p from 8, which keep at most p; u is clamped to
+[1e-7, 1 - 1e-7]; scores have 11 bits, so some winners are ties, which the lower token wins.
+`akunu_exact` has no such deviations; docs/guide/filters-and-penalties.md has their effects.
 
-Undefined rows, by reading: a NaN logit is never above a threshold and may win or not, as argmax has
-it; a row without a finite logit gives token 0.
+Undefined rows, by reading: a NaN logit is never above a threshold, and argmax decides whether it
+wins; a row without a finite logit gives token 0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.kernels.providing.filters import AKUNU_ORDER, draw_of_stored, launch_rows
 from fsbench.problem import FILTERS
-from fsbench.provider import Capabilities, Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Tensor
 
 TOKENS_AT_ONCE = 4096
 NUM_WARPS = 32
@@ -35,11 +32,11 @@ def akunu_scores(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Tensor:
-    """fp16 [B, V]: logit + T Gumbel of the kept tokens, -inf of the others; the argmax is drawn.
+    """Return fp16 [B, V]: logit + T Gumbel of the kept tokens, -inf of the others.
 
     Args:
         logits: [B, V] with contiguous rows, bf16, fp16 or fp32; read as fp16.
-        seed, offset: int64 [1], added: neighboring seeds are neighboring positions.
+        seed, offset: int64 [1]. They are added: neighboring seeds are neighboring positions.
     """
     import torch
 
@@ -58,7 +55,7 @@ def akunu_scores(
 def akunu_faithful(
     logits: Tensor, seed: Tensor, offset: Tensor, temperature: float, **filters: Any
 ) -> Tensor:
-    """The drawn tokens, int64 [B]; arguments as akunu_scores has them."""
+    """Draw tokens, int64 [B]: the argmax of akunu_scores, with its arguments."""
     return akunu_scores(logits, seed, offset, temperature, **filters).argmax(dim=-1)
 
 

@@ -4,9 +4,9 @@
 
 is a draw from softmax(hidden_b @ weight.T / T). The maximum splits over vocabulary tiles, so the
 noise is added to each tile of logits on chip and only the best candidate of a tile survives: the
-[B, V] logits never reach memory. Group noise: 32 tokens share one Gumbel (Lemma D.1). One launch;
-nothing but a few KiB of workspace. flash_sample runs it where flash_sampling_hopper cannot run or
-is not faster.
+[B, V] logits never reach memory. Group noise: 32 tokens share one Gumbel (Lemma D.1). One launch,
+and a few KiB of workspace. flash_sample runs it where flash_sampling_hopper cannot run or is not
+faster.
 """
 
 from __future__ import annotations

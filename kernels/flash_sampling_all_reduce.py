@@ -5,13 +5,12 @@ order is that of the candidates: score first, then the lower token id. The maxim
 plain collective (NCCL), is the winner. It needs no memory that the ranks map, so it works where
 symmetric memory does not, for two more launches: the collective and the decoding of the keys.
 
-On one GPU it is flash_sampling with the decoding as a launch of its own.
+On one GPU it is flash_sampling with the decoding in a second launch.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import (
     CANDIDATES_ONLY,
@@ -21,14 +20,10 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Launch, Provider, Shard, Tensor
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
     import torch.distributed as dist
 
     def merge(keys: Tensor) -> Tensor:

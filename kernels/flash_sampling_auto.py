@@ -1,8 +1,8 @@
 """`flash_sample` as users call it: kernel="auto", noise="auto" (kernels/configs/choice.py).
 
 flash_sampling and flash_sampling_hopper force one kernel each; this sampler runs the one that
-flash_sample chooses, with the tile shapes and split blocks that it chooses. A module of the
-function's own name would take its place in fsbench.kernels once it is imported.
+flash_sample chooses, with the tile shapes and split blocks that it chooses. A module named
+flash_sample would replace the function in fsbench.kernels once it is imported.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """FlashSampling on each rank, then an all-gather of its sample and log-mass: Algorithm I.4.
 
-A rank draws a token from its own rows and knows their log-mass L_k = log sum exp(y / T): Lemma D.1
-needs no more of it. The ranks gather one word per row, (L_k, token), and choose a rank by
-Gumbel-max on L_k, with noise that is the same on all of them and shared with nothing else. So a
-plain collective carries O(1) scalars per rank and row. Tokens follow the law of one GPU, but they
-are not the same tokens: the rank's noise is not that of its tokens.
+A rank draws a token from its rows and computes their log-mass L_k = log sum exp(y / T), which is
+all that Lemma D.1 needs. The ranks gather one word per row, (L_k, token), and choose a rank by
+Gumbel-max on L_k, with noise that is the same on all ranks and shared with no other noise. So a
+plain collective carries O(1) scalars per rank and row. Tokens have the distribution of one GPU, but
+are not its tokens: the noise that chooses a rank is not that of its tokens.
 
-L_k is fp32: of two ranks the odds err by about 2^-22 |L_k|. On one GPU there is nothing to gather.
+L_k is fp32: the odds of two ranks have an error of about 2^-22 |L_k|. On one GPU nothing is
+gathered.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -25,10 +24,7 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Shard, Tensor
 
 RANK_STREAM = tl.constexpr(3 << 16)
 """Counter word 3 of the noise that chooses a rank: no Philox block is shared with other noise."""
@@ -46,7 +42,7 @@ def _pack_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys_ptr + row, mask=row < B, other=0)
     log_mass = tl.load(logz_ptr + row, mask=row < B)
-    # Without a draw: +inf for a NaN or +inf logit, -inf for a row without a finite one.
+    # Rows without a draw: +inf for a NaN or +inf logit, -inf without a finite logit.
     log_mass = tl.where(
         token_of_key(key) >= 0, log_mass, tl.where(key > 0, float("inf"), float("-inf"))
     )
@@ -82,9 +78,11 @@ def _choose_rank_kernel(
 
 
 def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-    """int64 [K, B], of each rank (log-mass, token) per row -> int64 [B], the tokens drawn.
+    """Choose a rank for each row; return its tokens, int64 [B].
 
-    A rank without mass in a row has log-mass -inf there; one with +inf leaves the row undrawn (-1).
+    Args:
+        words: int64 [K, B], (log-mass, token) of each rank and row. The log-mass is -inf for a rank
+            without mass in a row; +inf makes the row undefined (-1).
     """
     from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
@@ -106,7 +104,7 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 
 
 def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
-    """int64 [B] candidates and fp32 [B] -> int64 [B], a rank's words as choose_rank takes them."""
+    """Pack candidates, int64 [B], and log-masses, fp32 [B], into a rank's words, int64 [B]."""
     from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
     words = keys.new_empty(len(keys))

@@ -1,6 +1,6 @@
 """FlashSampling without the noise: the argmax of the logits, in the same kernel.
 
-What sampling costs is the difference to this.
+The time of sampling is the difference to this sampler.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from fsbench.provider import Kind, Provider
 
 
 def supports(problem: Problem) -> str | None:
-    """See Provider."""
     if problem.D % 8:
         return "needs rows of a multiple of 16 bytes (D a multiple of 8)"
     return None

@@ -7,13 +7,8 @@ a CPU the chunk of logits stays in cache between the matmul and the noise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 TOKENS_AT_ONCE = 8192
 """Vocabulary rows per step; the last chunk is shorter."""
@@ -51,8 +46,6 @@ def flash_sampling_online(hidden: Tensor, weight: Tensor, temperature: float) ->
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sampling_online(hidden, weight, problem.temperature)
 

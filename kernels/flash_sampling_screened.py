@@ -2,7 +2,7 @@
 
 An int8 copy of the head gives every logit within a proven bound; the few tokens that may win are
 computed from the weight, in the order of the fused kernels. Tokens are those of
-flash_sampling_token. The copy takes half of the weight's memory once more.
+flash_sampling_token. The copy takes half as much memory as the weight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:
-    """See Provider. It prepares the head at every call."""
+    """Prepare the head, at every call, and draw from it."""
     from fsbench.kernels.screened.api import screened_sample
     from fsbench.kernels.screened.head import prepare_head
 

@@ -1,7 +1,7 @@
 """Ablation: FlashSampling that also writes its logits to memory, in fp32 (Table 9 of the paper).
 
-The kernel is flash_sampling's with one store per tile more, so the difference in time is what the
-logits cost when they leave the chip: 4 B V bytes, a share of 2 B / D of the weight's 2 V D.
+The kernel is that of flash_sampling with a store for each tile. The difference in time is the cost
+of writing the logits: 4 B V bytes, a share of 2 B / D of the weight's 2 V D.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def flash_sampling_store(
     offset: Tensor,
     config: TileConfig | HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [B], logits fp32 [B, V]): flash_sample's, with the logits it drew them from.
+    """Draw tokens, int64 [B], as flash_sample does, and return the logits, fp32 [B, V], too.
 
     Arguments are those of fsbench.kernels.flash_sample (seed and offset of shape [1], temperature
-    above 0), which checks them; this does not. Rows of logits are a multiple of 128 apart.
+    above 0), without its checks. The stride of the logits is a multiple of 128.
     """
     import torch
 

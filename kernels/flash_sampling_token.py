@@ -1,6 +1,6 @@
-"""FlashSampling with token noise: Algorithm 1 to the letter, one Gumbel for every token.
+"""FlashSampling with token noise: Algorithm 1, one Gumbel for every token.
 
-The same kernel as flash_sampling; the difference between the two is what group noise saves.
+The kernel is that of flash_sampling; the difference in time is what group noise saves.
 """
 
 from __future__ import annotations

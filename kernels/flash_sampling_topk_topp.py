@@ -1,10 +1,10 @@
-"""FlashSampling with top-k, top-p and min-p: it draws from all tokens, and again what is cut off.
+"""FlashSampling with top-k, top-p and min-p: draw from all tokens, and again if that is cut off.
 
 Section D.6 of the FlashSampling paper shows that filters can be applied to the candidates of tiles;
-for k = 50 that would keep more bytes of candidates than of logits. Here the fused kernel draws its
-token and writes each logit once, with the largest of every 32. What then looks at the logits reads
-only what can be kept (truncated.select): the draw stands if the filters keep it, else
-the kept tokens race.
+for k = 50 the candidates would have more bytes than the logits. Here the fused kernel draws its
+token and writes each logit once, with the largest of every 32. The kernels after it read only
+logits that can be kept (truncated.select): they keep the token if the filters do, else they draw
+from the kept tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
-    """See Provider."""
     from fsbench.kernels.truncated.api import truncated_sample
 
     return truncated_sample(hidden, weight, **options)

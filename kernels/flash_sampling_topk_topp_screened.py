@@ -1,7 +1,7 @@
 """FlashSampling with top-k, top-p and min-p from a screened head (screened-head.md).
 
 An int8 copy of the head gives an upper bound of every logit. Tokens that may be among the k largest
-are computed from the weight, and what decides on stored logits decides on these. Tokens are those
+are computed from the weight; the kernels that filter stored logits filter these. Tokens are those
 of flash_sampling_topk_topp with token noise. Without top-k, or above 16 rows, it is that sampler.
 """
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 
 def unsupported_reason(problem: Problem) -> str | None:
-    """See Provider."""
     return truncated.unsupported_reason(problem) or screened.unsupported_reason(problem)
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
-    """See Provider. It prepares the head at every call."""
+    """Prepare the head, at every call, and draw from it."""
     from fsbench.kernels.screened.head import prepare_head
     from fsbench.kernels.truncated.api import truncated_sample
 
@@ -40,7 +39,7 @@ PROVIDER = Provider(
     label="FlashSampling, top-k/top-p/min-p, screened head",
     kind=Kind.TRUNCATED,
     requires=("triton",),
-    # What the screen serves; the rest would be flash_sampling_topk_topp by another name.
+    # Those that the screen has; with others it is flash_sampling_topk_topp.
     capabilities=replace(
         truncated.CAPABILITIES, noise="token", logprob=False, rank=False, penalties=False
     ),

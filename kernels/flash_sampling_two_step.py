@@ -1,10 +1,10 @@
-"""Ablation: FlashSampling whose candidates cross the ranks in a launch of their own.
+"""Ablation: FlashSampling that exchanges candidates between ranks in a second launch.
 
-The same memory and the same words as flash_sampling over several GPUs, sent by a second kernel
-after the first one has ended instead of by its last program. The difference in time is what it is
-worth to have the exchange inside.
+The memory and the words are those of flash_sampling over several GPUs, but a second kernel sends
+them after the first has ended, not its last program. The difference in time is the gain of an
+exchange inside the kernel.
 
-On one GPU it is flash_sampling with the decoding as a launch of its own.
+On one GPU it is flash_sampling with the decoding in a second launch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 64  # rows per program
 def _exchange_kernel(
     keys_ptr,  # [B] int64, this rank's candidates
     tokens_ptr,  # [B] int64, out
-    buffers_ptr,  # this and what follows: as flash_sampling_kernel
+    buffers_ptr,  # this and the next four: as in flash_sampling_kernel
     counts_ptr,
     rank,
     area,
@@ -49,15 +49,15 @@ def _exchange_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = row < B
-    key = tl.load(keys_ptr + row, mask=there, other=0)
+    in_bounds = row < B
+    key = tl.load(keys_ptr + row, mask=in_bounds, other=0)
     line = (buffers_ptr, counts_ptr, rank, area)
-    best, _ = best_of_ranks(key, (), row, there, line, RANKS, WATCH)
-    tl.store(tokens_ptr + row, token_of_key(best).to(tl.int64), mask=there)
+    best, _ = best_of_ranks(key, (), row, in_bounds, line, RANKS, WATCH)
+    tl.store(tokens_ptr + row, token_of_key(best).to(tl.int64), mask=in_bounds)
 
 
 def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
-    """int64 [B], this rank's packed candidates -> int64 [B], the tokens of all ranks' best."""
+    """Return the tokens, int64 [B], of all ranks' best candidates; keys: this rank's, int64 [B]."""
     from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
     from fsbench.kernels.shard.merge_keys import merge_keys
 
@@ -83,7 +83,6 @@ def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
     head = vocab_shard(shard)
     return MergedLater(problem, head, partial(exchange, shard=head))
 

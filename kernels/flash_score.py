@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens by the kernel that draws: `fsbench.kernels.score`.
+"""Log-probabilities of given tokens by the kernel of flash_sample: `fsbench.kernels.score`.
 
 The logits never reach memory. The bits are those that flash_sample returns for the same tokens
 (docs/guide/log-probabilities.md). Seed and offset are not read.
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from fsbench.kernels.launch.result import Score
 
 
-def score(hidden: Tensor, weight: Any, targets: Tensor, **named: Any) -> Score:
-    """fsbench.kernels.score, loaded when it is called."""
+def score(hidden: Tensor, weight: Any, targets: Tensor, **options: Any) -> Score:
+    """Import fsbench.kernels.score and call it."""
     from fsbench.kernels.scoring.api import score
 
-    return score(hidden, public_head(weight), targets, **named)
+    return score(hidden, public_head(weight), targets, **options)
 
 
 class FlashScore(WorkspaceLaunch):
-    """`score` of the problem's targets, at its temperature."""
+    """Launch `score` for the problem's targets, at its temperature."""
 
     def __init__(self, problem: Problem, weight: Tensor | QuantizedWeight):
         import torch

@@ -1,7 +1,7 @@
 """Greedy decoding from a screened head: the argmax of the logits at about half of the bytes.
 
-The route of flash_sampling_screened without noise. Logits are fp32 and never rounded, so of tokens
-that `greedy` finds equal in bf16 it takes the larger; equal ones go to the lowest token.
+flash_sampling_screened without noise. Logits are fp32 and never rounded, so among tokens whose
+logits are equal in bf16 it takes the larger; equal ones go to the lowest token.
 """
 
 from __future__ import annotations

@@ -1,37 +1,32 @@
 """Distributed Group-Gumbel-Max: one log-mass and one sample per shard of the vocabulary, merged.
 
 Algorithm I.4 of the FlashSampling paper, here over shards in one process. A rank of a
-tensor-parallel LM head computes (L_k, z_k) for every row from its own rows of the weight; what the
-ranks exchange is these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k
+tensor-parallel LM head computes (L_k, z_k) for every row from its rows of the weight; the ranks
+exchange these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k
 (Lemma D.2), and the rank's sample is the row's token.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.local_sample import local_sample
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 SHARDS = 8
-"""Simulated ranks (the paper's n). Sizes differ by one row at most; with V < SHARDS some have no
-row, hence no mass, and are left out."""
+"""Simulated ranks (the paper's n). Sizes differ by at most one row; shards without a row, if
+V < SHARDS, are skipped."""
 
 
 def merge(log_masses: Tensor, samples: Tensor, greedy: bool = False) -> Tensor:
-    """Choose a shard for every row and return its sample: a rank's last step, after the gather.
+    """Choose a shard for each row and return its sample: the last step of a rank, after the gather.
 
     Args:
         log_masses: floating [K, B], L_k of each shard; -inf for a shard without mass in a row, NaN
-            or +inf for one with a NaN or +inf logit. Best float64: their differences decide.
+            or +inf for one with a NaN or +inf logit. float64 is best: differences decide.
         samples: int64 [K, B], the shards' samples as token ids of the whole vocabulary.
-        greedy: take the shard of the largest log_masses, the first of equal ones, as T = 0 wants,
-            where they are the shards' largest logits. If shards are in the order of their token
-            ids, that is the lowest id.
+        greedy: take the shard of the largest log-mass, for T = 0, where log-masses are the shards'
+            largest logits. Of equal ones the first: the lowest id, if shards are in the order of
+            their token ids.
 
     Returns:
         int64 [B]: samples[k, b], with probability exp(L_kb) / sum_j exp(L_jb); -1 for a row with
@@ -40,8 +35,8 @@ def merge(log_masses: Tensor, samples: Tensor, greedy: bool = False) -> Tensor:
     Raises:
         RuntimeError, IndexError: torch's own, if shapes do not match or K = 0.
 
-    Noise comes from torch's generator of the device. Ranks that each call this must draw the same
-    noise, or one of them must tell the others.
+    Noise comes from torch's generator of the device. If each rank calls this, all must draw the
+    same noise; otherwise one rank must send the result to the others.
     """
     import torch
 
@@ -85,7 +80,6 @@ def group_gumbel_distributed(
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
     shards = weight.tensor_split(SHARDS)  # views
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:

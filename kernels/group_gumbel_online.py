@@ -7,19 +7,14 @@ binary rule of Lemma D.3: the sample becomes z_k with probability
     exp(L_k) / (exp(L) + exp(L_k)) = sigmoid(L_k - L),
 
 and L becomes log(exp(L) + exp(L_k)). Unlike the running maximum of flash_sampling_online, this
-keeps no score, and the normalizer comes for nothing.
+keeps no score, and computes the normalizer, too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.local_sample import local_sample
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor
 
 TOKENS_AT_ONCE = 8192
 """Vocabulary rows per step (the paper's g); the last chunk is shorter."""
@@ -50,7 +45,7 @@ def group_gumbel_online(
     log_mass = torch.full((B,), -torch.inf, dtype=torch.float64, device=hidden.device)
     token = torch.full((B,), -1, dtype=torch.int64, device=hidden.device)
     for v0 in range(0, V, TOKENS_AT_ONCE):
-        # Undefined rows need no care here: a log-mass of NaN or +inf never becomes finite again.
+        # A log-mass of NaN or +inf never becomes finite again, so undefined rows stay undefined.
         chunk_mass, sample = local_sample(hidden @ weight[v0 : v0 + TOKENS_AT_ONCE].T, temperature)
         if temperature == 0:
             replace = chunk_mass > log_mass
@@ -66,8 +61,6 @@ def group_gumbel_online(
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         tokens, _ = group_gumbel_online(hidden, weight, problem.temperature)
         return tokens

@@ -2,8 +2,8 @@
 
 Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits. One program per
 (row, group) finds the group's exact sample z_k, with token noise (docs/design/noise.md), and its
-log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise
-of its own (Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
+log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k (Lemma D.2),
+with noise that tokens do not use, and returns z_k and log Z = log sum_k exp(L_k).
 
 The kernels keep T L_k, not L_k: like a token's score it then takes T times the noise, and it is
 finite at every temperature.
@@ -11,7 +11,7 @@ finite at every temperature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -21,10 +21,7 @@ from fsbench.kernels.noise.contract import candidates, gumbel
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Tensor, padded
 
 TOKENS_OF_GROUP = 1024
 """Tokens per group (the paper's g); a power of two, 16 or more."""
@@ -38,9 +35,9 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _scaled_log_sum(x, scale):
-    """scale * log sum exp(x / scale), fp32, of a block; -inf if all of it is -inf."""
+    """Return scale * log sum exp(x / scale) of a block, fp32; -inf if all of it is -inf."""
     largest = tl.max(x)
-    # Where nothing is finite nothing is subtracted: -inf - -inf would be NaN.
+    # Without a finite number subtract nothing: -inf - -inf would be NaN.
     shift = tl.where(largest > float("-inf"), largest, 0.0)
     total = tl.sum(tl.exp2((x - shift) * (LOG2_E / scale)))
     return shift + scale * (tl.log2(total) * _LN_2)
@@ -120,7 +117,7 @@ def group_gumbel_parallel(
         log_z: fp32 [B], log sum exp(logits / T) in nats; of T = 1 where T = 0. NaN where the
             token is -1, +inf where fp32 cannot hold it.
 
-    Raises nothing of its own: shapes, dtypes and devices are not checked.
+    Shapes, dtypes and devices are not checked.
     """
     import torch
 
@@ -160,7 +157,6 @@ def group_gumbel_parallel(
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
     weight = padded(weight)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:

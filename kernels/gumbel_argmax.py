@@ -1,4 +1,4 @@
-"""Gumbel-max over stored logits, one pass, one launch: the strongest sampler that is not fused.
+"""Gumbel-max over stored logits, one pass, one launch: the fastest sampler that is not fused.
 
 Algorithm I.1 of the FlashSampling paper, parallel over chunks of the vocabulary: cuBLAS writes the
 logits, this kernel reads them once, adds the same group noise as the fused kernel and keeps the
@@ -7,15 +7,10 @@ best candidate; the last program of a row decodes its token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.kernels.providing.one_pass import gumbel_argmax
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider, Shard, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, Shard, Tensor, padded
 
 
 class _GumbelArgmax(WorkspaceLaunch):
@@ -29,7 +24,7 @@ class _GumbelArgmax(WorkspaceLaunch):
 
 
 class _Gathered(_GumbelArgmax):
-    """The ranks gather their best candidates, packed: 8 bytes per row and rank."""
+    """Gather the packed best candidates of all ranks, 8 bytes per row and rank."""
 
     def __init__(self, problem: Problem, shard: Shard):
         self._head = vocab_shard(shard)

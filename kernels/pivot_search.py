@@ -1,17 +1,16 @@
 """Truncated sampling over stored logits by a guessed pivot, in the class of Qrita; one launch.
 
-Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort: it guesses from the
-mean and the standard deviation of a row which logit the kth largest will be near, gathers what is
-above a somewhat smaller pivot, and searches the cutoff among these few; if they are fewer than k it
-gathers again, everything. This is an implementation of its own: the pivot from the quantile of the
-normal distribution less 15 %, an exact cutoff (truncated.cutoff), and the draw with noise of the
-contract. One program per row; it gathers up to 4096 tokens, and if there are more to search, reads
-the row for every step.
+Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort. It estimates the kth
+largest logit from the mean and the standard deviation of a row, gathers the logits above a slightly
+smaller pivot, and searches for the cutoff among these few; if they are fewer than k, it gathers all
+logits. This is an independent implementation: the pivot is the quantile of the normal distribution
+less 15 %, the cutoff is exact (truncated.cutoff), and the noise is that of the contract. One
+program per row gathers up to 4096 tokens; if more must be searched, it reads the row for each step.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -24,10 +23,7 @@ from fsbench.kernels.providing.filters import STORED_LOGITS, draw_of_stored, dra
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.race import append, draw_of_gathered
-from fsbench.provider import Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Kind, Provider, Tensor
 
 TOKENS_AT_ONCE = 4096
 NUM_WARPS = 16
@@ -35,7 +31,7 @@ NUM_WARPS = 16
 
 @triton.jit
 def _statistics(logits_ptr, V, BLOCK: tl.constexpr):
-    """(largest logit, NaN if one is; mean and standard deviation of the finite ones)."""
+    """Return the largest logit, or NaN; mean and standard deviation of the finite logits."""
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     number = tl.zeros((BLOCK,), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -44,10 +40,10 @@ def _statistics(logits_ptr, V, BLOCK: tl.constexpr):
         token = first + tl.arange(0, BLOCK)
         y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
         largest = nan_max(largest, y)
-        there = y > float("-inf")
-        number += there.to(tl.float32)
-        total += tl.where(there, y, 0.0)
-        squares += tl.where(there, y * y, 0.0)
+        finite = y > float("-inf")
+        number += finite.to(tl.float32)
+        total += tl.where(finite, y, 0.0)
+        squares += tl.where(finite, y * y, 0.0)
     n = tl.maximum(tl.sum(number), 1.0)
     mean = tl.sum(total) / n
     variance = tl.maximum(tl.sum(squares) / n - mean * mean, 0.0)
@@ -56,9 +52,9 @@ def _statistics(logits_ptr, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _upper_quantile(share):
-    """z of the normal distribution with this share above it, at most 1/2; within 0.003.
+    """Return z of the normal distribution with this share above it, at most 1/2.
 
-    Abramowitz and Stegun, 26.2.22.
+    Abramowitz and Stegun, 26.2.22; the error is at most 0.003.
     """
     t = tl.sqrt(-2.0 * log(share))
     return t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t)
@@ -66,7 +62,7 @@ def _upper_quantile(share):
 
 @triton.jit
 def _gather(logits_ptr, low, keys_ptr, V, BLOCK: tl.constexpr):
-    """Put the keys of a row's logits from `low` on at keys_ptr; how many there are (`append`)."""
+    """Store the keys of a row that are at least `low` at keys_ptr; count them (`append`)."""
     n = tl.zeros((), tl.int32)
     for first in tl.range(0, V, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -83,9 +79,9 @@ def _pivot_search_kernel(
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
-    top_k,  # int32, or pointer to [B] int32; likewise fp32 below
-    top_p,
-    min_p,
+    top_k,  # int32, or pointer to [B] int32
+    top_p,  # fp32, or pointer to [B] fp32
+    min_p,  # as top_p
     tokens_ptr,  # [B] int64, out
     stride,  # of the rows of logits
     V,
@@ -131,7 +127,7 @@ def _pivot_search_kernel(
 def pivot_search(
     logits: Tensor, seed: Tensor, offset: Tensor, temperature: float, **filters: Any
 ) -> Tensor:
-    """A token of each row of stored logits; see draw_rows."""
+    """Draw a token from each row of stored logits; see draw_rows."""
     import torch
 
     return draw_rows(

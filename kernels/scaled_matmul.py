@@ -1,29 +1,25 @@
-"""A scaled matmul of one byte over stored logits, for a head that is quantized itself.
+"""A matmul of one-byte numbers, then one pass over stored logits, for quantized heads.
 
 Hidden is rounded to the head's form, e4m3 or int8, with a scale for each row; torch's scaled or
-integer matmul writes bf16 logits, and one pass over these draws. So it draws from other logits than
-the head's, which it says by `known_deviation`.
+integer matmul writes bf16 logits, and one pass draws from them. These are not the logits of the
+head, as `known_deviation` declares.
 """
 
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch
 from fsbench.kernels.providing.one_pass import gumbel_argmax
 from fsbench.problem import QUANTIZED, Problem
-from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight, Tensor, padded
 
 ROWS = 32
-"""Fewest that torch's integer matmul takes on a GPU."""
+"""Fewest rows that torch's integer matmul takes on a GPU."""
 
 
 def fp8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """bf16 [B, V], of hidden rounded to e4m3 row by row."""
+    """Return bf16 logits [B, V] of hidden rounded to e4m3 row by row."""
     import torch
 
     steps = (hidden.abs().amax(1, keepdim=True).float() / 448).clamp_min(1e-30)
@@ -34,7 +30,7 @@ def fp8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def int8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """bf16 [B, V], of hidden rounded to int8 row by row."""
+    """Return bf16 logits [B, V] of hidden rounded to int8 row by row."""
     import torch
 
     B = len(hidden)
@@ -52,9 +48,9 @@ class _ScaledMatmul(WorkspaceLaunch):
         self._scale = padded(weight.scale[:, None])[:, 0]
         self._V = problem.V
         form = {"fp8": fp8_logits, "int8": int8_logits}[problem.weights]
-        # A copy of its code: Dynamo refuses a ninth shape of one code object.
-        own = FunctionType(form.__code__.replace(), form.__globals__)
-        self._logits = torch.compile(own, fullgraph=True, dynamic=False)
+        # A copy of the code object, because Dynamo refuses its ninth shape.
+        copy = FunctionType(form.__code__.replace(), form.__globals__)
+        self._logits = torch.compile(copy, fullgraph=True, dynamic=False)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         logits = self._logits(hidden, self._weight, self._scale)[:, : self._V]
@@ -62,9 +58,9 @@ class _ScaledMatmul(WorkspaceLaunch):
 
 
 def unsupported_reason(problem: Problem) -> str | None:
-    """Why a problem cannot be done, or None."""
+    """Return why a problem is not supported, or None."""
     if not problem.weights:
-        return "takes heads that are int8 or fp8 themselves (--weights)"
+        return "takes int8 or fp8 heads only (--weights)"
     return None if problem.D % 16 == 0 else f"takes D of a multiple of 16, not {problem.D}"
 
 

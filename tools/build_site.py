@@ -74,6 +74,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(site_text(page, (ROOT / page).read_text(encoding="utf-8")), "utf-8")
     shutil.copytree(ROOT / "plots", OUTPUT / "plots")
+    shutil.copy(ROOT / "docs" / "site.css", OUTPUT)
 
 
 if __name__ == "__main__":

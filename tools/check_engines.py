@@ -1,10 +1,10 @@
-"""Compare what fsbench calls in other packages with their real source (`make check-engines`).
+"""Compare the calls that fsbench makes to other packages with their source (`make check-engines`).
 
     python tools/check_engines.py [--source vllm-0.26.0=FOLDER ...]
 
 Downloads each wheel (up to 300 MB) from the package index, keeps its Python files in build/engines,
 and reads signatures, fields and attributes without importing the package. They must be those that
-the adapter of fsbench.integrations expects, and take what baselines give (RIVALS). Prints a line
+fsbench.integrations.vllm_0_26 expects, and accept the calls of baselines (RIVALS). Prints a line
 for each difference; exit code 1 if there is one.
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +29,6 @@ KEPT = {
     "flashinfer-python": ("flashinfer/sampling", "flashinfer/cake_sampling"),
 }
 FOLDER = Path("build/engines")
-
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 _FLASHINFER = {
@@ -48,8 +48,10 @@ _FLASHINFER = {
 class Rival:
     """A release that baselines call.
 
-    calls: function -> the parameters that are given to it; those without a default must be among
-        them. attributes: as of ExpectedApi.
+    Attributes:
+        calls: function -> the arguments that are passed; all those without a default must be among
+            them.
+        attributes: as in ExpectedApi.
     """
 
     package: str
@@ -99,7 +101,7 @@ RIVALS = (
 
 
 class Source:
-    """The Python files of a package below `root`, read and not run."""
+    """The Python files of a package below `root`, parsed and not run."""
 
     def __init__(self, root: Path):
         self._root = root
@@ -112,35 +114,36 @@ class Source:
                 return ast.parse(each.read_text(encoding="utf-8"))
         return None
 
-    def _arguments(self, where: str) -> ast.arguments | None:
-        module, _, path = where.partition(":")
-        cls, _, name = path.rpartition(".")
-        found = self._method(module, cls, name) if cls else self._named(module, name)
-        return found.args if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) else None
+    def _arguments(self, path: str) -> ast.arguments | None:
+        module, _, names = path.partition(":")
+        cls, _, name = names.rpartition(".")
+        node = self._method(module, cls, name) if cls else self._named(module, name)
+        return node.args if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
-    def required(self, where: str) -> list[str]:
-        """The parameters of a function that have no default."""
-        given = self._arguments(where)
-        if given is None:
+    def required(self, path: str) -> list[str]:
+        """Return the parameters of a function that have no default."""
+        arguments = self._arguments(path)
+        if arguments is None:
             return []
-        placed = [*given.posonlyargs, *given.args]
-        named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        positional = [*arguments.posonlyargs, *arguments.args]
+        keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         return [
-            *(each.arg for each in placed[: len(placed) - len(given.defaults)]),
-            *(each.arg for each, default in named if default is None),
+            *(each.arg for each in positional[: len(positional) - len(arguments.defaults)]),
+            *(each.arg for each, default in keyword if default is None),
         ]
 
-    def parameters(self, where: str) -> list[str] | None:
-        """Of a function at module:name or module:class.name, in inspect's order."""
-        given = self._arguments(where)
-        if given is None:
+    def parameters(self, path: str) -> list[str] | None:
+        """Return the parameters of module:name or module:class.name, in inspect's order."""
+        arguments = self._arguments(path)
+        if arguments is None:
             return None
-        listed = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
+        positional = [*arguments.posonlyargs, *arguments.args, arguments.vararg]
+        listed = [*positional, *arguments.kwonlyargs, arguments.kwarg]
         return [each.arg for each in listed if each is not None]
 
-    def fields(self, where: str) -> dict[str, bool] | None:
-        """Annotated names of a class's body -> whether they have a default."""
-        module, _, name = where.partition(":")
+    def fields(self, path: str) -> dict[str, bool] | None:
+        """Return {annotated name of a class's body: whether it has a default}."""
+        module, _, name = path.partition(":")
         cls = self._named(module, name)
         if not isinstance(cls, ast.ClassDef):
             return None
@@ -150,28 +153,28 @@ class Source:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
         }
 
-    def attributes(self, where: str) -> set[str] | None:
-        """What instances of a class have: methods, names of its body, and what is put into self."""
-        module, _, name = where.partition(":")
-        lines = self._lineage(module, name)
-        if not lines:
-            return None
-        found = set()
-        for cls in lines:
+    def attributes(self, path: str) -> set[str]:
+        """Return a class's methods, the names in its body, and the attributes stored in self."""
+        module, _, name = path.partition(":")
+        attributes = set()
+        for cls in self._lineage(module, name):
             for line in cls.body:
                 if isinstance(line, ast.FunctionDef):
-                    found.add(line.name)
+                    attributes.add(line.name)
                 targets = getattr(line, "targets", [getattr(line, "target", None)])
-                found.update(each.id for each in targets if isinstance(each, ast.Name))
+                attributes.update(each.id for each in targets if isinstance(each, ast.Name))
             for node in ast.walk(cls):
-                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
-                    continue
-                if isinstance(node.value, ast.Name) and node.value.id == "self":
-                    found.add(node.attr)
-        return found
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Store)
+                    and isinstance(node.value, ast.Name)
+                    and node.value.id == "self"
+                ):
+                    attributes.add(node.attr)
+        return attributes
 
     def _named(self, module: str, name: str) -> ast.AST | None:
-        """A class or function of a module, or of the module that it is imported from."""
+        """Return a class or function of a module, or of the module that it is imported from."""
         tree = self.tree(module)
         for node in tree.body if tree else ():
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -183,7 +186,7 @@ class Source:
         return None
 
     def _lineage(self, module: str, name: str) -> list[ast.ClassDef]:
-        """A class and those that it inherits from, as far as they are of the package."""
+        """Return a class and its bases, as far as they are in the package."""
         cls = self._named(module, name)
         if not isinstance(cls, ast.ClassDef):
             return []
@@ -199,40 +202,40 @@ class Source:
 
 
 def check(expected: ExpectedApi, root: Path) -> list[str]:
-    """A line for each thing that differs between what is expected and the source below root."""
+    """Return a line for each difference between what is expected and the source below root."""
     source = Source(root)
     lines = differences(expected, source.parameters, source.fields)
-    for where, names in expected.attributes.items():
-        found = source.attributes(where)
-        absent = [name for name in names if name not in (found or ())]
-        if absent:
-            lines.append(f"{where}: expected attributes {', '.join(absent)}")
+    return lines + missing_attributes(source, expected.attributes)
+
+
+def missing_attributes(source: Source, expected: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return a line for each class that lacks expected attributes."""
+    lines = []
+    for path, names in expected.items():
+        attributes = source.attributes(path)
+        if absent := [name for name in names if name not in attributes]:
+            lines.append(f"{path}: expected attributes {', '.join(absent)}")
     return lines
 
 
 def check_rival(rival: Rival, root: Path) -> list[str]:
-    """A line for each thing that differs between a rival's calls and the source below root."""
+    """Return a line for each difference between a rival's calls and the source below root."""
     source, lines = Source(root), []
-    for where, given in rival.calls.items():
-        known = source.parameters(where)
-        if known is None:
-            lines.append(f"{where}: not found")
+    for path, arguments in rival.calls.items():
+        parameters = source.parameters(path)
+        if parameters is None:
+            lines.append(f"{path}: not found")
             continue
-        known = [name for name in known if name != "self"]
-        needed = source.required(where)
-        if unknown := [name for name in given if name not in known]:
-            lines.append(f"{where}: expected parameters {', '.join(unknown)}; got {known}")
-        if absent := [name for name in needed if name not in (*given, "self")]:
-            lines.append(f"{where}: needs {', '.join(absent)}, which are not given")
-    for where, attributes in rival.attributes.items():
-        there = source.attributes(where) or set()
-        if absent := [name for name in attributes if name not in there]:
-            lines.append(f"{where}: expected attributes {', '.join(absent)}")
-    return lines
+        parameters = [name for name in parameters if name != "self"]
+        if unknown := [name for name in arguments if name not in parameters]:
+            lines.append(f"{path}: expected parameters {', '.join(unknown)}; got {parameters}")
+        if absent := [name for name in source.required(path) if name not in (*arguments, "self")]:
+            lines.append(f"{path}: requires {', '.join(absent)}, which are not passed")
+    return lines + missing_attributes(source, rival.attributes)
 
 
 def download(package: str, version: str) -> Path:
-    """The Python files of a version, from the package index if they are not here."""
+    """Return the folder of a version's Python files; download them if needed."""
     folder = FOLDER / f"{package}-{version}"
     if folder.is_dir():
         return folder
@@ -261,12 +264,12 @@ def download(package: str, version: str) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", action="append", default=[], metavar="PACKAGE-VERSION=FOLDER")
-    given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
+    sources = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
     checks = [("vllm", EXPECTED.version, partial(check, EXPECTED))]
     checks += [(each.package, each.version, partial(check_rival, each)) for each in RIVALS]
     failed = 0
     for package, version, differ in checks:
-        root = Path(given.get(f"{package}-{version}") or download(package, version))
+        root = Path(sources.get(f"{package}-{version}") or download(package, version))
         lines = differ(root)
         failed += len(lines)
         print(f"{package} {version}: {len(lines) or 'no'} differences in {root}")

@@ -1,6 +1,6 @@
-"""What baselines share: logits by cuBLAS, compiled steps, FlashInfer's calls, gathering, penalties.
+"""Code that baselines share: logits by cuBLAS, compiled steps, FlashInfer's calls, gathering.
 
-Loaded with the sampler files when samplers are listed, and lazy as they are: without torch.
+Imported with the sampler files when samplers are listed; imports torch lazily.
 
 May import: simple, the contract.
 """

@@ -1,4 +1,4 @@
-"""What the FlashInfer baselines share: their random numbers and the two fronts.
+"""Code of the FlashInfer baselines: random numbers, and the steps before FlashInfer's samplers.
 
 Random numbers (sampling.cuh of FlashInfer 0.6.9). Every kernel reads one `seed` and one `offset`,
 64 bits each, and starts cuRAND's Philox 4x32-10 with key `seed` at word `offset` of a subsequence:
@@ -10,15 +10,14 @@ Random numbers (sampling.cuh of FlashInfer 0.6.9). Every kernel reads one `seed`
   top_p = 1 the first round nearly always accepts.
 
 So a caller must advance `offset` by at least 4 (FlashInfer reserves 32 per row where it rejects).
-fsbench's step advances by 1: passed as `offset` as it stands, three of four Gumbels of a step would
-be those of the step before, moved by one token. Multiplying it on the device would put a further
-kernel, about 2 us, into every step, which an engine does not pay: it advances by the right stride.
+fsbench's step advances by 1. Passed as `offset`, three of four Gumbels of a step would be those of
+the previous step, shifted by one token. Multiplying it on the device would add a kernel of about
+2 us to every step, which an engine does not need: it advances by the right stride.
 
-Instead the two are exchanged: the step is the key and the seed the position. Every step then has a
-key of its own, whatever the seed, and no kernel is added. The price is with the seeds: at one step,
-seeds less than 4 apart overlap as described, so runs meant to be independent need seeds further
-apart, for example hashed ones. Any int64 is a valid position: the subsequence lies in other counter
-words.
+Instead the two are exchanged: the step is the key and the seed the position. Every step then has
+another key, for any seed, and no kernel is added. But at one step, seeds less than 4 apart overlap
+as described, so independent runs need seeds that are further apart, for example hashed ones. Any
+int64 is a valid position: the subsequence is in other counter words.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
-    """FlashInfer's `seed` and `offset` from fsbench's, exchanged (see above)."""
+    """Return FlashInfer's `seed` and `offset`: fsbench's, exchanged (see above)."""
     return {"seed": offset, "offset": seed}
 
 
@@ -47,13 +46,13 @@ TOP_K_TOP_P: dict[str, Any] = {
     "mixed_filters": True,
     "ties": "kept",
 }
-"""Capabilities of its sampler with both filters: top-k first, then top-p of what is left."""
+"""Capabilities of FlashInfer's sampler with both filters: top-k first, then top-p of its tokens."""
 
 
 def top_k_and_top_p(problem: Problem, device: torch.device) -> tuple[int | Tensor, float | Tensor]:
-    """The problem's filters as FlashInfer takes them: numbers, or int32 and fp32 [B] if mixed.
+    """Return FlashInfer's top_k and top_p: numbers, or int32 and fp32 [B] if mixed.
 
-    Its k is -1 where top-k is off, as in the paper; in a mixed batch V, since a tensor has no -1.
+    Without top-k, k is -1, as in the paper; in a mixed batch V, since a tensor has no -1.
     """
     import torch
 
@@ -72,11 +71,13 @@ def build_as_in_paper(
     sample: Callable[..., Tensor],
     gather: Gather | None = None,
 ) -> Launch:
-    """The step the paper timed: a compiled front, then `sample(logits, indices=..., seed, offset)`.
+    """Build the step of the paper: a compiled graph, then sample(logits, indices=, seed=, offset=).
 
-    The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
-    device tensor, also at T = 1) and makes the index of every row, int32 [B]. gather: brings the
-    logits of a sharded weight together (`logits.gathering`).
+    The graph makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
+    device tensor, also at T = 1) and makes the indices of rows, int32 [B].
+
+    Args:
+        gather: Gathers the logits of a sharded weight (`logits.gathering`).
     """
     import torch
 
@@ -101,10 +102,10 @@ def build_as_in_paper(
 
 
 def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
-    """Matmul, penalties, then `sample(logits, seed, offset)`: no pass that can be spared.
+    """Build a step without avoidable passes: matmul, penalties, sample(logits, seed=, offset=).
 
-    FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once. They take
-    contiguous rows: of a padded weight all, where the padding's logits are set to -inf.
+    FlashInfer's samplers read fp32 and would cast, so the matmul writes fp32. They take contiguous
+    rows, so the logits of a padded weight's padding are set to -inf.
     """
     weight = padded(weight)
     penalize = penalizer(problem, weight.device)
@@ -119,9 +120,12 @@ def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) 
 
 
 def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
-    """Matmul with fp32 output, softmax at T, then FlashInfer's sampler with both filters.
+    """Build matmul with fp32 output, softmax at T, then FlashInfer's sampler with both filters.
 
-    order: its `filter_apply_order`, "top_k_first" or "joint". A filter that is off keeps all.
+    A filter that is off keeps all tokens.
+
+    Args:
+        order: Its `filter_apply_order`, "top_k_first" or "joint".
     """
     from flashinfer.sampling import softmax, top_k_top_p_sampling_from_probs
 
@@ -140,7 +144,7 @@ def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
 
 
 def _loaded(launch: Launch, problem: Problem, weight: Tensor) -> Launch:
-    """`launch`, called once: FlashInfer compiles or loads its CUDA module at the first call."""
+    """Call `launch` once and return it: the first call loads FlashInfer's CUDA module."""
     import torch
 
     zero = torch.zeros(1, dtype=torch.int64, device=weight.device)

@@ -1,13 +1,14 @@
-"""What every unfused sampler shares: logits by one matmul, then what is done to stored logits.
+"""Code that unfused samplers share: logits by one matmul, and operations on stored logits.
 
-The matmul is the library's (cuBLAS on a GPU): the one kernel all competitors share with
-`matmul_only`, so what they add to that floor is the cost of sampling.
+The matmul is the library's (cuBLAS on a GPU), as in `matmul_only`, so the cost of sampling is the
+difference to that lower bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsbench.problem import Problem
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
 
 Gather = Callable[["Tensor"], "Tensor"]
 STORED = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True)
-"""Of a score from stored logits."""
+"""Capabilities of samplers and scores in torch over stored logits."""
+
+# The limits of the fast logarithm in torch's exponential: docs/design/exactness.md.
+TORCH_NOISE = replace(STORED, exact_to_gap=10.0, excess_beyond_gap=0.2)
+"""Capabilities of samplers with noise of torch's `exponential_` or `multinomial`."""
 
 
 def matmul_logits(hidden: Tensor, weight: Tensor, V: int) -> Tensor:
-    """hidden [B, D] x weight [>= V, D] -> logits [B, V] in their dtype, accumulated in fp32.
+    """Return logits [B, V] in the dtype of the inputs, accumulated in fp32.
 
-    weight: fsbench.provider.padded. Of a padded one the logits are a view.
+    In bf16 the logits are rounded to 8 bits of mantissa; samplers that start with this function
+    draw from the softmax of the rounded logits, as serving engines do.
 
-    In bf16 the logits are rounded to 8 bits of mantissa: every sampler that starts here draws from
-    the softmax of the rounded logits, as serving engines do.
+    Args:
+        hidden: [B, D].
+        weight: [>= V, D], of fsbench.provider.padded; the logits of a padded weight are a view.
     """
     return (hidden @ weight.T)[:, :V]
 
@@ -36,9 +43,10 @@ def matmul_logits(hidden: Tensor, weight: Tensor, V: int) -> Tensor:
 def scaled_logits(
     hidden: Tensor, weight: Tensor, V: int, temperature: float, gather: Gather | None = None
 ) -> Tensor:
-    """[B, V] fp32 logits / temperature, contiguous; cast before the division, as the paper does.
+    """Return logits / temperature, fp32 [B, V], contiguous; cast before the division, as the paper.
 
-    gather: brings the logits of a sharded weight together (`gathering`).
+    Args:
+        gather: Gathers the logits of a sharded weight (`gathering`).
     """
     logits = matmul_logits(hidden, weight, V)
     if gather is not None:
@@ -47,10 +55,10 @@ def scaled_logits(
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[B, rows of weight] fp32 logits straight from the matmul: its accumulator, unrounded.
+    """Return fp32 logits [B, rows of weight] from the matmul's accumulator, not rounded.
 
-    For samplers that read fp32: writing it at once (4 bytes per logit) replaces write 2, read 2,
-    write 4 of a bf16 matmul and a cast. CUDA only (torch's `out_dtype`), bf16 or fp16 inputs.
+    For samplers that read fp32: the matmul writes 4 bytes per logit; with a bf16 matmul and a cast
+    it would be write 2, read 2, write 4. CUDA only (torch's `out_dtype`), bf16 or fp16 inputs.
     """
     import torch
 
@@ -58,12 +66,11 @@ def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def gathering(shard: Shard) -> Gather:
-    """A function for eager or compiled code: local logits [B, V_rank] -> [B, V] on every rank.
+    """Return a function for eager or compiled code that gathers local logits [B, V_rank] to [B, V].
 
-    Serving engines bring the logits of a sharded head together so: one all-gather, in which every
-    rank receives (n - 1) / n of 2 B V bytes in bf16, and one pass that puts the ranks' columns side
-    by side, which a compiler may fuse into what follows. Shards that are smaller than the largest
-    are padded for the collective.
+    As in serving engines: one all-gather, and one pass that joins the ranks' columns and that a
+    compiler may fuse into the next operation. Every rank receives (n - 1) / n of 2 B V bytes in
+    bf16. Smaller shards are padded for the collective.
 
     torch.distributed's functional collectives gather along a dimension other than 0 by a helper
     that torch.compile refuses under fullgraph (torch 2.11, pytorch issue 179722). The operators
@@ -88,12 +95,11 @@ def gathering(shard: Shard) -> Gather:
 
 
 def penalizer(problem: Problem, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return a function that changes logits [B, V] in place by the problem's penalties.
+    """Return a function that applies the problem's penalties to logits [B, V] in place.
 
-    It touches the tokens seen alone, as leanly as plain torch can. Engines count tokens over the
-    whole vocabulary in every step (vLLM's apply_penalties makes [B, V] counts of prompt and output,
-    then takes five passes over the logits). Here each row has a list of its distinct tokens and of
-    their counts, and a step gathers, changes and scatters these.
+    Each row has a list of its distinct tokens and their counts; a step gathers, changes and
+    scatters these logits only. Engines count tokens over the whole vocabulary in every step: vLLM's
+    apply_penalties makes [B, V] counts of prompt and output, then five passes over the logits.
     """
     import torch
 
@@ -104,7 +110,7 @@ def penalizer(problem: Problem, device: torch.device) -> Callable[[Tensor], Tens
         counts = Counter(output)
         rows.append({token: counts[token] for token in [*prompt, *output]})
     width = max(map(len, rows))
-    # Rows are filled up with their first token: it is written several times, the same each time.
+    # Shorter rows repeat their first token, which is then written several times, always the same.
     ids = [[*row, *[next(iter(row))] * (width - len(row))] for row in rows]
     tokens = torch.tensor(ids, device=device)
     times = torch.tensor(
@@ -124,7 +130,7 @@ def penalizer(problem: Problem, device: torch.device) -> Callable[[Tensor], Tens
 
 
 def row_targets(problem: Problem, device: torch.device) -> Tensor:
-    """int64 [B]: the problem's targets."""
+    """Return the problem's targets, int64 [B]."""
     import torch
 
     return torch.tensor(problem.row_targets(), device=device)
@@ -133,6 +139,6 @@ def row_targets(problem: Problem, device: torch.device) -> Tensor:
 def target_logprob(
     hidden: Tensor, weight: Tensor, V: int, temperature: float, targets: Tensor
 ) -> Tensor:
-    """log softmax(logits / T) at targets int64 [B], fp32 [B]. weight: padded, [>= V, D]."""
+    """Return log softmax(logits / T) at targets int64 [B]: fp32 [B]. weight: [>= V, D], padded."""
     logits = scaled_logits(hidden, weight, V, temperature)
     return logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]

@@ -1,39 +1,31 @@
-"""Top-k and top-p by sorting all logits: what the FlashInfer blog shows as the way it was done.
+"""Top-k and top-p by sorting all logits, the earlier way in the FlashInfer blog.
 
     sort; cut what is below the kth largest; softmax and running sum from the smallest; cut what has
     a running sum of at most 1 - p; put everything back in its place
 
 The draw is an exponential race, as in `exponential_race`, which is what vLLM does with the result.
-Of logits equal to the kth largest all are kept; which of equal ones top-p cuts is up to the sort.
+All logits equal to the kth largest are kept; the sort decides which of equal ones top-p cuts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.logits import TORCH_NOISE, matmul_logits
 from fsbench.problem import Problem
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SORTED: dict[str, Any] = {
-    "devices": ("cuda", "cpu"),
-    "dtypes": ("bf16", "fp16", "fp32"),
-    "host_sync_free": True,
-    "exact_to_gap": 10.0,  # of torch's exponential: docs/design/exactness.md
-    "excess_beyond_gap": 0.2,
-    "filters": ("top_k", "top_p"),
-    "mixed_filters": True,
-    "ties": "any",
-}
-"""Capabilities of either sampler."""
+SORTED = replace(TORCH_NOISE, filters=("top_k", "top_p"), mixed_filters=True, ties="any")
+"""Capabilities of the eager and the compiled sampler."""
 
 
 def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The filters as the blog's function takes them: k int64 [B], p fp32 [B]; off is V, and 1."""
+    """Return the filters of the blog's function: k int64 [B] (off: V), p fp32 [B] (off: 1)."""
     import torch
 
     rows = problem.row_filters()
@@ -46,7 +38,11 @@ def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
 def make_step(
     problem: Problem, penalize: Callable[[Tensor], Tensor] = lambda logits: logits
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The step: hidden, weight (padded), k, p -> tokens [B]. penalize: of `logits.penalizer`."""
+    """Return a step that maps hidden, weight (padded), k, p to tokens [B].
+
+    Args:
+        penalize: Result of `logits.penalizer`.
+    """
     import torch
 
     V, temperature, filtered = problem.V, problem.temperature, bool(problem.filters)
@@ -58,7 +54,7 @@ def make_step(
             kth = ranked.gather(1, (ranked.shape[1] - k)[:, None])
             ranked = ranked.masked_fill(ranked < kth, -torch.inf)
             cut = ranked.softmax(dim=-1).cumsum(dim=-1) <= 1 - p[:, None]
-            cut[:, -1] = False  # one is kept at least
+            cut[:, -1] = False  # keep at least one token
             ranked = ranked.masked_fill(cut, -torch.inf)
             logits = torch.empty_like(ranked).scatter_(1, index, ranked)
         probs = logits.softmax(dim=-1)

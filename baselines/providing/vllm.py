@@ -1,14 +1,13 @@
 """vLLM's own sampler on stored logits, as its model runner V2 calls it (written for 0.26.0).
 
-The requests of a problem are added to a `Sampler` of vLLM in `build`, as they are when they arrive;
-a launch is the matmul and `Sampler.sample`, with all that is skipped when no request asks for it.
-The temperature is applied to the logits in place, in the model's dtype: in bf16 logits / T are
-rounded to 8 bits once more.
+`build` adds the requests of a problem to a `Sampler` of vLLM, as an engine does when they arrive. A
+launch is the matmul and `Sampler.sample`, which skips what no request needs. The logits are divided
+by the temperature in place, in the model's dtype: in bf16 they are rounded to 8 bits again.
 
 Noise of the Gumbel kernel: a key from a request's seed and the position of its token, then one word
 for each token of the vocabulary. An engine draws seeds when requests arrive, and gathers positions
-in every step. Here the seeds are those of the rows, and one small kernel makes the position of
-fsbench's seed and step, so that both count.
+in every step. Here each row has a seed, and one small kernel makes the position from fsbench's seed
+and step, so that the noise depends on both.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Launch, padded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Launch, Tensor, padded
 
 STRIDE = 0x1E3779B97F4A7C15
-"""Between the positions of two of fsbench's seeds."""
+"""Distance between the positions of two seeds of fsbench."""
 
 ABLE: dict[str, Any] = {
     "zero_temperature": True,
@@ -35,23 +31,25 @@ ABLE: dict[str, Any] = {
     "per_request_seed": True,
     "filters": FILTERS,
     "mixed_filters": True,
-    "ties": "any",  # of the kth and its equals all are kept by a sort, exactly k by Triton
+    "ties": "any",  # of logits equal to the kth a sort keeps all, Triton exactly k
 }
-"""Capabilities of either way through it."""
+"""Capabilities of the sampler with and without FlashInfer."""
 
 
 def drawing(
     requests: Sequence[dict[str, Any]], seeds: Any, V: int, device: Any, flashinfer: bool
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function (logits [B, V], positions int64 [B]) -> tokens [B].
+    """Return a function (logits [B, V], positions int64 [B]) -> tokens [B]: vLLM's Sampler.
 
-    It is vLLM's Sampler with these requests: arguments of SamplingParams, and int64 seeds [B].
-    flashinfer: filters go to FlashInfer, as in vLLM unless VLLM_USE_FLASHINFER_SAMPLER is 0.
+    Args:
+        requests: Arguments of SamplingParams of each request.
+        seeds: int64 [B].
+        flashinfer: Whether FlashInfer filters, as in vLLM unless VLLM_USE_FLASHINFER_SAMPLER is 0.
     """
     import numpy as np
     import torch
 
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it is said below, per sampler
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # set below for each sampler
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.states import RequestState
@@ -62,11 +60,11 @@ def drawing(
     sampler.use_flashinfer = flashinfer
     for row, request in enumerate(requests):
         sampler.add_request(row, 1, SamplingParams(**request))
-    sampler.sampling_states.seeds.np[:B] = seeds  # not by SamplingParams: FlashInfer refuses seeds
+    sampler.sampling_states.seeds.np[:B] = seeds  # not in SamplingParams: FlashInfer refuses seeds
     sampler.apply_staged_writes()
     rows = torch.arange(B, dtype=torch.int32, device=device)
     rows_np = np.arange(B, dtype=np.int32)
-    zeros = torch.zeros(B, dtype=torch.int32, device=device)  # input ids, and places in drafts
+    zeros = torch.zeros(B, dtype=torch.int32, device=device)  # input ids, and positions in drafts
     return lambda logits, positions: sampler.sample(
         logits, rows, rows_np, positions, zeros, zeros, return_logprobs=False
     )[0]
@@ -100,16 +98,16 @@ def sample(
     offset: Tensor,
     temperature: float | Tensor = 1.0,
 ) -> SimpleNamespace:
-    """The full call, with the Gumbel kernel: its noise is that of seed and position alone.
+    """Draw with the Gumbel kernel (Provider.sample): its noise depends on seed and position only.
 
-    vLLM tells log-probabilities of softmax(logits) or of what it drew from behind all filters, not
-    those of softmax(logits / T), so none are claimed here.
+    vLLM returns log-probabilities of softmax(logits), or of the filtered distribution, not those of
+    softmax(logits / T), so this sampler claims none.
     """
     import torch
 
     B, V, device = len(hidden), len(weight), weight.device
     T = torch.as_tensor(temperature, dtype=torch.float32).expand(B).tolist()
-    requests = [{"temperature": own} for own in T]
+    requests = [{"temperature": value} for value in T]
     seeds = seed.expand(B) + (0 if len(seed) == B else torch.arange(B, device=device) * STRIDE)
     draw = drawing(requests, seeds.cpu().numpy(), V, device, flashinfer=False)
     logits = matmul_logits(hidden, weight, V).contiguous()

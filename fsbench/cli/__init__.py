@@ -93,6 +93,7 @@ _COMMANDS: list[Any] = [*app.registered_commands, *hotvocab.app.registered_comma
 for each in (app.registered_callback, *_COMMANDS):
     # A paragraph as one line, which --help wraps at the terminal's width.
     each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
+    each.short_help = each.help.split("\n")[0]  # in lists of commands, which would cut it
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -288,7 +288,7 @@ def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = N
 
     for both, name in ((False, "F, eq. 10"), (True, "F2, hot always scanned")):
         best = sizing.best(cover, cost, both)
-        add(name, best.root, best.H, float(cover.at(best.H)), best.cost_us)
+        add(name, best.root, best.H, float(cover.share(best.H)), best.cost_us)
     if c_us is None and scans.row_us.notna().all():
         fastest = scans.loc[scans.row_us.idxmin()]
         add("measured", None, int(fastest.h), fastest.hits, fastest.row_us)

@@ -105,6 +105,7 @@ class Progress:
         self._cells = (0, 0)
         self._left = self._activity = ""
         self._estimated_end: float | None = None
+        self._is_run = False
         self._started = time.monotonic()
         self._heartbeat = Heartbeat(
             lambda line: console.print(line, soft_wrap=True),
@@ -130,6 +131,7 @@ class Progress:
         from fsbench.machine import hardware
         from fsbench.measure.time_left import seconds_of_records
 
+        self._is_run = True
         plan = job.plan
         gpus = hardware.gpus()
         where = gpus[0].name if job.device == "cuda" and gpus else hardware.cpu_name()
@@ -178,11 +180,14 @@ class Progress:
         self._print(f"{self._count()} {record.cell.provider}  {shape}  {result}   {self._left}")
 
     def _estimate(self, done: float, total: int) -> float | None:
-        """Return the seconds left by an earlier run's record, or by the parts that are done."""
+        """Return the seconds left by an earlier run's record or, in tuning, by the parts done.
+
+        A run is not extrapolated from its start: imports and verification happen once.
+        """
         now = time.monotonic()
         if self._estimated_end and now < self._estimated_end:
             return self._estimated_end - now
-        if done < total / 10:
+        if self._is_run or done < total / 10:
             return None
         return (now - self._started) * (total - done) / done
 

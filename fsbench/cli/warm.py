@@ -86,7 +86,7 @@ def warm(
             calls += engine_calls(spec)
         else:
             calls += [Shape(kind, B, D, V, dtype) for B in batches]
-    chip = CHIPS[gpu] if gpu else Chip.here()
+    chip = CHIPS[gpu] if gpu else Chip.current()
     begin = time.perf_counter()
     kernels = []
     screen = console(stderr=True)

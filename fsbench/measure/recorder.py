@@ -65,6 +65,7 @@ class Recorder:
         self.total, self.parts = total, parts
         self._done = total - len(cells)
         self._remaining = dict.fromkeys(cells, parts)
+        self.times.expect(self._remaining)
 
     def enter(self, cell: Cell, activity: str, phase: str) -> None:
         """Begin a phase of a cell: report the activity, and record that the cell is at work."""

@@ -53,6 +53,11 @@ class PhaseTimes:
         self._since = clock() if since is None else since
         self._end: float | None = None
         self._is_guess = False
+        self._open: Collection[Cell] = ()
+
+    def expect(self, open_cells: Collection[Cell]) -> None:
+        """Set the cells that are not finished; the caller removes them as they finish."""
+        self._open = open_cells
 
     def enter(self, phase: str, cell: Cell | None = None) -> None:
         """Begin a phase of a cell, or of none."""
@@ -77,10 +82,29 @@ class PhaseTimes:
 
     @property
     def remaining(self) -> TimeLeft | None:
-        """Return the time left; None until a cell is finished."""
+        """Return the time left; None until a sampler is verified."""
         if self._end is None:
-            return None
+            return self._left_before_first()
         return TimeLeft(max(0.0, self._end - self._clock()), self._is_guess)
+
+    def _left_before_first(self) -> TimeLeft | None:
+        """Estimate before a cell is finished: each sampler that waits takes as long to prepare.
+
+        Rounds have not been timed: for a run with many steps the estimate is too small.
+        """
+        current, phase = self._current
+        elapsed = self._clock() - self._since
+        prepared = [each for each in self._seconds if each]
+        if current in prepared and phase in ("gate", "first call"):
+            prepared.remove(current)
+        gates = [seconds for each in prepared if (seconds := self._first_only(each)) > 0]
+        if not gates:
+            return None
+        later = mean(self.total(each) - self._first_only(each) for each in prepared)
+        waiting = {cell.provider for cell in self._open} - {cell.provider for cell in prepared}
+        begun = elapsed if phase == "gate" else 0.0
+        first_s = max(0.0, mean(gates) * len(waiting) - begun)
+        return TimeLeft(first_s + later * max(0, len(self._open) - len(prepared)), is_guess=True)
 
     def finish(self, open_cells: Collection[Cell]) -> None:
         """Estimate the time left again, after a cell. open_cells: those that are not finished.
@@ -100,7 +124,8 @@ class PhaseTimes:
         }
         usual, usual_first = mean(per_cell.values()), mean(first_only.values())
         left_s = sum(max(0.0, per_cell.get(c.provider, usual) - self.total(c)) for c in open_cells)
-        unseen = {cell.provider for cell in open_cells} - set(finished)
+        begun = {each.provider for each in self._seconds if each}
+        unseen = {cell.provider for cell in open_cells} - begun
         self._end = self._clock() + left_s + usual_first * len(unseen)
         self._is_guess = bool(unseen)
 

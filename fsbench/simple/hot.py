@@ -1,4 +1,4 @@
-"""Which tokens are hot, and how much of the probability they cover: from traces of tokens."""
+"""Order tokens by frequency in a trace, and count the share that the hottest cover."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from scipy.interpolate import PchipInterpolator
 from fsbench.errors import InvalidArgument
 
 GRID = 24
-"""Numbers of hot tokens at which the covered share is counted, spaced evenly in log H."""
+"""Number of H at which the covered share is counted, spaced evenly in log H."""
 
 
 def read_trace(path: Path, V: int) -> np.ndarray:
-    """Token ids of a file, int64 [documents, tokens]: .npy, or text with one document per line.
+    """Read token ids, int64 [documents, tokens], from .npy or from text with a document per line.
 
-    Documents are cut to the shortest one's length. Raises InvalidArgument for anything else.
+    Documents are cut to the length of the shortest.
+
+    Raises:
+        InvalidArgument: The file cannot be read or has no ids in [0, V).
     """
     try:
         if path.suffix == ".npy":
@@ -37,9 +40,9 @@ def read_trace(path: Path, V: int) -> np.ndarray:
 
 
 def halves(trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A trace's documents, every other one: to order tokens by, and to count coverage on.
+    """Split a trace by documents: one half to order tokens by, one half to count coverage on.
 
-    Counted on the tokens that gave the order, coverage would look better than it is.
+    On the tokens that gave the order, coverage would be too high.
     """
     if len(trace) < 2:
         middle = trace.shape[1] // 2
@@ -48,15 +51,17 @@ def halves(trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def order_of(trace: np.ndarray, V: int) -> np.ndarray:
-    """Tokens by how often they occur, the most frequent first: a permutation, int64 [V]."""
+    """Return the tokens sorted by frequency, the most frequent first: a permutation, int64 [V]."""
     return np.argsort(-np.bincount(trace.ravel(), minlength=V), kind="stable")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of tokens that are among the H hottest: at sizes [n], mean and 10th percentile.
+    """Share of a trace's tokens that are among the H hottest.
 
-    The percentile is over documents: what a document that the hot set does not suit gets.
+    Attributes:
+        sizes: int64 [n], values of H.
+        mean, low: float64 [n], mean and 10th percentile of the share over documents.
     """
 
     V: int
@@ -64,12 +69,12 @@ class Coverage:
     mean: np.ndarray
     low: np.ndarray
 
-    def at(self, H: np.ndarray | float) -> np.ndarray:
-        """The mean share at any H in [0, V], monotone: PCHIP in log H, 0 at 0 and 1 at V."""
+    def share(self, H: np.ndarray | float) -> np.ndarray:
+        """Return the mean share at any H in [0, V], by PCHIP in log H: 0 at 0, 1 at V, monotone."""
         return self._curve(np.log1p(H))
 
     def slope(self, H: np.ndarray | float) -> np.ndarray:
-        """Its derivative by H."""
+        """Return the derivative of `share` by H."""
         return self._curve(np.log1p(H), 1) / (1 + np.asarray(H))
 
     @property
@@ -79,7 +84,7 @@ class Coverage:
 
 
 def coverage(order: np.ndarray, trace: np.ndarray, grid: int = GRID) -> Coverage:
-    """Coverage of a trace [documents, tokens] by the heads of an order of tokens [V]."""
+    """Return the coverage of a trace [documents, tokens] by the first tokens of an order [V]."""
     V = len(order)
     rank = np.empty(V, dtype=np.int64)
     rank[order] = np.arange(V)

@@ -1,9 +1,7 @@
-"""The C++ core (csrc/) by ctypes: is it there, and its functions with their types.
+"""Load the C++ core (csrc/) with ctypes.
 
-Plain C functions in a shared library that `pip install` builds next to this file, if there is a C++
-compiler. Not a torch extension: those must be built against the very torch that loads them, which
-an install by pip in an isolated environment does not know; this library knows neither torch nor
-Python, so one build serves all of their versions, and compiles in seconds.
+`pip install` builds it next to this file, if there is a C++ compiler. It is a plain shared library,
+not a torch extension: one build serves all versions of torch and Python, and compiles in seconds.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from pathlib import Path
 from fsbench.errors import ProviderUnavailable
 
 ISAS = ("portable", "avx2", "avx512")
-"""The instruction sets that the core has code for; the best that the CPU has is used."""
+"""Instruction sets that the core has code for. It uses the widest that the CPU has."""
 
 UNDEFINED, NEEDS_TAIL = -1, -2
-"""Tokens that are none: of a row without a softmax, and of one that needs its tail's logits."""
+"""Results in place of a token: a row without a softmax, and a row that needs its tail's logits."""
 
 
 class CRing(ctypes.Structure):
     """`Ring` of csrc/ring.h, field by field."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("slots", "rows", "vocab", "shards", "elements", "spin_us")),
+        *((name, c_int32) for name in ("slots", "rows", "vocab", "elements")),
         *(
             (name, c_void_p)
             for name in (
@@ -44,10 +42,10 @@ _FUNCTIONS = {
     "fsb_isa": (c_char_p, ()),
     "fsb_use_isa": (c_int, (c_char_p,)),
     "fsb_uniforms": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64)),
-    "fsb_rows": (None, (POINTER(CRing), c_int, c_int, c_int, c_void_p)),
+    "fsb_rows": (None, (POINTER(CRing), c_int, c_int, c_int)),
     "fsb_publish": (c_uint32, (POINTER(CRing), c_int)),
     "fsb_wait": (c_int, (POINTER(CRing), c_uint32, c_int, c_int64)),
-    "fsb_plane_new": (c_void_p, (POINTER(CRing), c_int, c_int, c_void_p)),
+    "fsb_plane_new": (c_void_p, (POINTER(CRing), c_int, c_int)),
     "fsb_plane_delete": (None, (c_void_p,)),
     "fsb_plane_begin": (
         None,
@@ -58,24 +56,24 @@ _FUNCTIONS = {
 
 
 def missing() -> str | None:
-    """None if the core can be loaded, else why not and what to do. Loads nothing."""
+    """Return why the core cannot be loaded, or None if it can. Loads nothing."""
     return None if _library() else "not built: needs g++ at install"
 
 
 def _library() -> Path | None:
-    """Where the build puts the library: beside this file, under one of Python's suffixes."""
-    here = Path(__file__).parent
-    found = (here / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next(filter(Path.exists, found), None)
+    """Return the built library: next to this file, with one of Python's suffixes."""
+    folder = Path(__file__).parent
+    paths = (folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next(filter(Path.exists, paths), None)
 
 
 @cache
 def core() -> ctypes.CDLL:
-    """The library, its functions typed. Raises ProviderUnavailable where it cannot be loaded."""
+    """Return the library with typed functions; raise ProviderUnavailable if it cannot be loaded."""
     reason = missing()
     if reason:
         raise ProviderUnavailable(
-            f"fsbench.simple: {reason}; with a C++ compiler there, install fsbench again"
+            f"fsbench.simple: {reason}; install a C++ compiler, then fsbench again"
         )
     path = _library()
     try:
@@ -94,5 +92,5 @@ def core() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """Which of ISAS runs."""
+    """Return which of ISAS the core uses."""
     return core().fsb_isa().decode()

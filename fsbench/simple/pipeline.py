@@ -1,12 +1,12 @@
-"""Where sampling stands in a pipeline: the steady state of decoding with TP x PP.
+"""Steady state of a decoding pipeline (TP x PP) with sampling in one of three places.
 
-A microbatch of B rows passes the stages one after the other, is sampled, and begins again at the
+A microbatch of B rows passes the stages one after the other, is sampled, and starts again at the
 first stage: the token is the next step's input. A stage, the bus and the CPU samplers each serve
-one microbatch at a time, first come, first served. TP is inside a stage's time.
+one microbatch at a time, first come, first served. The time of a stage includes TP.
 
 So the time from one microbatch to the next is that of the slowest service, or that of the loop
 through all services over the m microbatches in flight (equation 4, and Little's law). With p stages
-of T us, and sampling that takes s on the last stage, or c beside it:
+of T us, and sampling that takes s on the last stage, or c in parallel to it:
 
     on the last stage   cycle = max(T + s, (p T + s) / m)
     on CPUs             cycle = max(T, c, (p T + c) / m)
@@ -25,11 +25,13 @@ from fsbench.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Sampling:
-    """What sampling adds after the last stage's layers and LM head.
+    """Time that sampling adds after the last stage's layers and LM head.
 
-    on_stage_us: while that stage is busy with it; less than 0 where a fused kernel is faster than
-        the matmul that it replaces. beside_us: of services one after the other, such as the bus and
-        the CPU samplers, during which the stage is free.
+    Attributes:
+        on_stage_us: Time for which it occupies that stage; negative if a fused kernel is faster
+            than the matmul that it replaces.
+        beside_us: Times of services, one after the other, during which the stage is free, such as
+            the bus and the CPU samplers.
     """
 
     name: str
@@ -39,7 +41,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """stage_us: time of each stage for a microbatch, LM head included. batch: rows of one."""
+    """Stages and microbatches.
+
+    Attributes:
+        stage_us: Time of each stage for a microbatch, LM head included.
+        microbatches: Microbatches in flight.
+        batch: Rows of a microbatch.
+    """
 
     stage_us: tuple[float, ...]
     microbatches: int
@@ -55,11 +63,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a pipeline in steady state.
+    """A pipeline in steady state.
 
-    cycle_us: between two microbatches that leave. step_us: from a token to the next one of the same
-    row (TPOT). bubbles: of each stage, the share of time in which it has nothing to do.
-    enough_in_flight: microbatches with which the loop is not what limits the cycle.
+    Attributes:
+        cycle_us: Time between two microbatches that leave.
+        step_us: Time from a token to the next one of the same row (TPOT).
+        bubbles: Share of time in which each stage is idle.
+        enough_in_flight: Microbatches with which the loop does not limit the cycle.
     """
 
     cycle_us: float
@@ -70,12 +80,12 @@ class Outcome:
 
     @property
     def bubble(self) -> float:
-        """The mean over stages."""
+        """The mean idle share of the stages."""
         return sum(self.bubbles) / len(self.bubbles)
 
 
 def steady_state(pipeline: Pipeline, sampling: Sampling) -> Outcome:
-    """What the pipeline settles to, with this sampling."""
+    """Return the steady state of the pipeline with this sampling."""
     stages = [*pipeline.stage_us]
     stages[-1] += sampling.on_stage_us
     if stages[-1] < 0:

@@ -1,4 +1,4 @@
-"""The decisions in plain torch and float64, without the core: the specification and the oracle."""
+"""The decisions of the samplers in torch and float64: the specification, which needs no core."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from fsbench.reference.truncation import token_counts, truncate
 
 
 class Decided(NamedTuple):
-    """What the samplers must return for each of B rows.
+    """The expected decision of each of B rows.
 
-    tokens: int64 [B], -1 where the row is undefined.
-    kept: bool [B, V]: the tokens that the filters keep; none in an undefined row.
-    low, high: float64 [B, V]: the uniforms on which a token is drawn.
+    Attributes:
+        tokens: int64 [B]; -1 in an undefined row.
+        kept: bool [B, V], the tokens that the filters keep; none in an undefined row.
+        low, high: float64 [B, V], the interval of uniforms that draws a token.
     """
 
     tokens: Tensor
@@ -27,10 +28,10 @@ class Decided(NamedTuple):
     high: Tensor
 
     def accepts(self, tokens: Tensor, uniform: Tensor, slack: float = 2e-6) -> Tensor:
-        """bool [B]: the token is kept, and the uniform is its own up to fp32 rounding of masses."""
+        """Return bool [B]: a kept token whose interval has the uniform, up to fp32 rounding."""
         V = self.kept.shape[1]
-        at = tokens.clamp(0, V - 1)[:, None]
-        kept, low, high = (part.gather(1, at)[:, 0] for part in (self.kept, self.low, self.high))
+        columns = tokens.clamp(0, V - 1)[:, None]
+        kept, low, high = (x.gather(1, columns)[:, 0] for x in (self.kept, self.low, self.high))
         near = kept & (uniform >= low - slack) & (uniform <= high + slack)
         return torch.where(self.tokens < 0, tokens == -1, near & (tokens >= 0) & (tokens < V))
 
@@ -43,32 +44,28 @@ def decide(
     top_k: int | Tensor = 0,
     top_p: float | Tensor = 1.0,
     min_p: float | Tensor = 0.0,
-    order: Tensor | None = None,
 ) -> Decided:
-    """Inverse CDF of the filtered softmax, tokens in the order of their places.
+    """Draw from the filtered softmax by its inverse CDF, in the order of the tokens.
 
-    Filters act after the temperature: min-p, then top-k, then top-p on what is left, normalized
-    anew, with the token that crosses p. Of equal logits the lowest token goes first.
+    Filters act after the temperature: min-p, then top-k, then top-p on the remaining tokens,
+    normalized again, with the token that crosses p. Of equal logits the lowest token is first.
 
     Args:
-        logits: [B, V]. uniform: float64 [B], in (0, 1).
-        temperature, top_p, min_p, top_k: numbers, or [B]; 1, 0 and 0 turn the filters off. T = 0
-            is greedy.
-        order: int64 [V]: the token at each place; None: places are tokens.
+        logits: [B, V].
+        uniform: float64 [B], in (0, 1).
+        temperature, top_k, top_p, min_p: Numbers, or [B]. T = 0 is greedy; 0, 1 and 0 turn the
+            filters off.
     """
-    V = logits.shape[1]
     kept = truncate(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p).kept
     undefined = ~kept.any(1)
     T = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1, 1).expand(len(logits), 1)
     T = torch.where(undefined[:, None] | (T < SMALLEST_TEMPERATURE), 1.0, T)
     z = torch.where(undefined[:, None], 0.0, logits.double())
     p = torch.softmax((z / T).masked_fill(~kept & ~undefined[:, None], -torch.inf), 1)
-    place = torch.arange(V) if order is None else order
-    cdf = p[:, place].cumsum(1)
-    high = torch.empty_like(cdf).scatter(1, place.expand_as(cdf), cdf)
-    last = kept[:, place].double().cumsum(1).argmax(1)  # rounding may leave the sum below u
-    at = torch.minimum((cdf <= uniform[:, None]).sum(1), last)
-    return Decided(torch.where(undefined, -1, place[at]), kept, high - p, high)
+    cdf = p.cumsum(1)
+    last = kept.double().cumsum(1).argmax(1)  # rounding may leave the sum below u
+    tokens = torch.minimum((cdf <= uniform[:, None]).sum(1), last)
+    return Decided(torch.where(undefined, -1, tokens), kept, cdf - p, cdf)
 
 
 def penalized(
@@ -80,7 +77,7 @@ def penalized(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> Tensor:
-    """fsbench.reference.penalized of the rows' histories: what the samplers keep in steps."""
+    """Apply penalties to logits [B, V] by each row's prompt and output (fsbench.reference)."""
     counts = (token_counts(part, logits.shape[1]) for part in (prompts, outputs))
     return dense_penalized(
         logits.float(), *counts, repetition=repetition, presence=presence, frequency=frequency
@@ -88,10 +85,11 @@ def penalized(
 
 
 def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What the producer of logits [B, V], hot tokens first, supplies: fp32 [B] each.
+    """Return what a producer supplies: statistics of the logits [B, V] beyond the hot ones.
 
-    The largest logit beyond the hot ones, and the sum of exp((z - largest) / T) beyond them; at
-    T = 0, where it is not used, that of T = 1.
+    Returns:
+        The largest of them, fp32 [B], and the sum of exp((z - largest) / T) over them, fp32 [B]; at
+        T = 0, where the sum is not used, that of T = 1.
     """
     beyond = logits[:, hot:].float()
     largest = beyond.amax(1)
@@ -99,5 +97,5 @@ def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor,
     if isinstance(temperature, Tensor):
         T = temperature.to(logits.device).float().reshape(-1, 1)
         return largest, torch.exp(shifted / torch.where(T == 0, 1.0, T)).sum(1)
-    # A number must not become a tensor on the GPU: the host would wait for all that is enqueued.
+    # A number must not become a tensor on the GPU: the host would wait for the GPU.
     return largest, torch.exp(shifted / (temperature or 1.0)).sum(1)

@@ -17,47 +17,43 @@ from fsbench.simple.native import CRing
 ELEMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of logits that a ring can hold."""
 
-_ALIGNMENT = 64  # of every part: a cache line of its own
+_ALIGNMENT = 64  # bytes of a cache line: no two parts share one
 
 
 @dataclass(frozen=True)
 class RingShape:
-    """slots: steps that may be in flight. rows: largest B. vocab: V. shards: of V, as with TP.
+    """Sizes of a ring.
 
-    A step's logits lie as [shards, rows, V / shards], so every rank of a TP group copies its own
-    part in one piece, and no sampler has to put them together.
+    Attributes:
+        slots: Steps that may be in flight.
+        rows: Largest batch size B.
+        vocab: V.
+        dtype: Type of the logits, one of ELEMENTS.
     """
 
     slots: int
     rows: int
     vocab: int
-    shards: int = 1
     dtype: str = "fp32"
-    spin_us: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("slots", "rows", "vocab", "shards"):
+        for name in ("slots", "rows", "vocab"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name}: expected >= 1; got {getattr(self, name)}")
         if self.rows >= 2**16:
             raise InvalidArgument(f"rows: expected fewer than 65536; got {self.rows}")
-        if self.vocab % self.shards:
-            raise InvalidArgument(
-                f"shards: expected a divisor of vocab {self.vocab}; got {self.shards}"
-            )
         if self.dtype not in ELEMENTS:
             raise InvalidArgument(f"dtype: expected {' or '.join(ELEMENTS)}; got {self.dtype!r}")
 
     def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...], Any]]:
-        """Every part of the buffer, in order: name -> (dtype, shape, value in a fresh one)."""
-        cells, width = (self.slots, self.rows), self.vocab // self.shards
-        logits = (self.slots, self.shards, self.rows, width)
+        """Return name -> (dtype, shape, initial value) of the buffer's parts, in their order."""
+        cells = (self.slots, self.rows)
         i32, i64, f32 = torch.int32, torch.int64, torch.float32
         return {
             "state": (i32, (16,), 0),
             "work": (i64, (self.slots,), -1),
             "done": (i32, (self.slots,), 0),
-            "shape": (i32, (self.slots, 3), (0, self.vocab, width)),
+            "shape": (i32, (self.slots, 3), (0, self.vocab, self.vocab)),
             "uniform": (torch.float64, cells, 0.5),
             "temperature": (f32, cells, 1),
             "top_p": (f32, cells, 1),
@@ -68,20 +64,22 @@ class RingShape:
             "request": (i32, cells, -1),
             "tokens": (i64, cells, -1),
             "logprob": (f32, cells, math.nan),
-            "logits": (ELEMENTS[self.dtype], logits, None),
+            "logits": (ELEMENTS[self.dtype], (*cells, self.vocab), None),
         }
 
     def bytes(self) -> int:
-        """Size of the buffer."""
+        """Return the size of the buffer."""
         return sum(_size(dtype, shape) for dtype, shape, _ in self.parts().values())
 
     def hot(self, hot: int, present: int | None = None) -> tuple[int, int, int]:
-        """A slot's `shape` entry: how many tokens are hot, how many are in the slot, row stride.
+        """Return a slot's `shape` entry: hot tokens, tokens in the slot, stride of its rows.
 
-        hot = 0: no hot path. present < vocab: only the first so many of each row were copied.
+        Args:
+            hot: 0 for no hot path.
+            present: Logits of each row that were copied, the first of it; None for all.
         """
         present = self.vocab if present is None else present
-        return hot, present, present // self.shards
+        return hot, present, present
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
@@ -90,41 +88,33 @@ def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 class Ring:
-    """A buffer and views of its parts as tensors: logits [slots, shards, rows, V / shards] etc.
+    """A buffer and views of its parts as tensors: logits [slots, rows, V], uniform [slots, rows].
 
     A slot's rows have no filter, T = 1 and no penalties until something else is written.
 
     Args:
-        buffer: memory of at least shape.bytes(), aligned to 64 bytes: a uint8 tensor (pinned, for
-            copies from a GPU) or a buffer such as `SharedMemory.buf`; None for memory of its own,
-            which forked processes share.
-        fresh: whether to write the initial values; False in the second process that attaches.
+        buffer: uint8 memory of at least shape.bytes(), aligned to 64 bytes (pinned, for copies from
+            a GPU); None for shared memory that the ring allocates.
     """
 
-    def __init__(self, shape: RingShape, buffer: Any = None, fresh: bool = True):
+    def __init__(self, shape: RingShape, buffer: Tensor | None = None):
         self.shape = shape
         if buffer is None:
-            buffer = mmap.mmap(-1, shape.bytes())
-        if isinstance(buffer, Tensor):
-            flat = buffer[: shape.bytes()]
-        else:
-            flat = torch.frombuffer(buffer, dtype=torch.uint8, count=shape.bytes())
+            buffer = torch.frombuffer(mmap.mmap(-1, shape.bytes()), dtype=torch.uint8)
         self.parts: dict[str, Tensor] = {}
-        at = 0
+        offset = 0
         for name, (dtype, sizes, value) in shape.parts().items():
-            count = math.prod(sizes) * dtype.itemsize
-            self.parts[name] = flat[at : at + count].view(dtype).view(sizes)
-            at += _size(dtype, sizes)
-            if fresh and value is not None:
+            end = offset + math.prod(sizes) * dtype.itemsize
+            self.parts[name] = buffer[offset:end].view(dtype).view(sizes)
+            offset += _size(dtype, sizes)
+            if value is not None:
                 self.parts[name].copy_(torch.tensor(value))
         pointers = {name: part.data_ptr() for name, part in self.parts.items()}
         self.c = CRing(
             slots=shape.slots,
             rows=shape.rows,
             vocab=shape.vocab,
-            shards=shape.shards,
             elements=list(ELEMENTS).index(shape.dtype),
-            spin_us=shape.spin_us,
             **pointers,
         )
 
@@ -135,5 +125,5 @@ class Ring:
             raise AttributeError(name) from None
 
     def pointer(self) -> Any:
-        """For the core's functions."""
+        """Return a pointer for the core's functions."""
         return ctypes.byref(self.c)

@@ -1,11 +1,11 @@
-"""How many tokens should be hot: SIMPLE's sizing model (section 5.4, equations 10 to 12).
+"""SIMPLE's model of the best number of hot tokens (section 5.4, equations 10 to 12).
 
     T(H) = c H + c0                                     a scan of H logits
     F(H) = c0 + c (a(H) H + (1 - a(H)) (V - H))          equation 10: hot set, or tail
     F2(H) = c0 + c (H + (1 - a(H)) (V - H))              the hot set always, then perhaps the tail
 
-F charges a row that falls on the tail for the tail only; to know that it does, the hot set's mass
-must be known, so somebody has scanned it. Where that is the sampler, F2 is its cost.
+F charges a row that falls on the tail for the tail only. To decide that, the mass of the hot set
+must be known. If the sampler scans the hot set for it, F2 is the cost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Cost:
 def fit(H: np.ndarray, times_us: np.ndarray, resamples: int = 1000) -> Cost:
     """Weighted least squares of the medians of times_us [len(H), repeats], weights 1 / T.
 
-    Unweighted, the largest H alone would fix c0. The bootstrap draws repeats anew for each H.
+    Unweighted, the largest H alone would fix c0. The bootstrap draws repeats for each H.
     """
     best = _weighted(H, np.median(times_us, axis=1))
     generator = np.random.default_rng(0)
@@ -59,15 +59,15 @@ def _weighted(H: np.ndarray, T: np.ndarray) -> tuple[float, float]:
 
 
 def expected_us(H: np.ndarray | float, cover: Coverage, cost: Cost, both: bool) -> np.ndarray:
-    """F2 if `both` (the hot set is always scanned), else F of equation 10."""
-    a, tail = cover.at(H), cover.V - np.asarray(H)
+    """Return F2 if `both` (the hot set is always scanned), else F of equation 10."""
+    a, tail = cover.share(H), cover.V - np.asarray(H)
     hot = np.asarray(H) if both else a * H
     return cost.c0_us + cost.c_us * (hot + (1 - a) * tail)
 
 
 @dataclass(frozen=True)
 class Best:
-    """H and F there: by the condition of equation 12 (None if it has no root), by enumeration."""
+    """The best H by equation 12 (None without a root), and by enumeration with its cost."""
 
     root: float | None
     H: int
@@ -75,56 +75,57 @@ class Best:
 
 
 def best(cover: Coverage, cost: Cost, both: bool) -> Best:
-    """H*: where dF/dH = 0, and the least F over all integers.
+    """Return H* where dF/dH = 0, and the integer H of the least F.
 
     F: 2 a + (2 H - V) a' = 1. F2: a + (H - V) a' = 0 (its derivative is c (a - (V - H) a')).
     """
     every = np.arange(1, cover.V + 1)
     F = expected_us(every, cover, cost, both)
-    at = int(F.argmin())
+    H_best = int(F.argmin()) + 1
 
     def condition(H: float) -> float:
-        a, slope = float(cover.at(H)), float(cover.slope(H))
+        a, slope = float(cover.share(H)), float(cover.slope(H))
         return a + (H - cover.V) * slope if both else 2 * a + (2 * H - cover.V) * slope - 1
 
     # The condition is F' / c: look for its sign change nearest to the least F.
-    left, right = max(1.0, every[at] / 2), min(float(cover.V), every[at] * 2.0)
+    lower, upper = max(1.0, H_best / 2), min(float(cover.V), H_best * 2.0)
     root = None
-    if condition(left) < 0 < condition(right):
-        root = float(brentq(condition, left, right))
-    return Best(root, int(every[at]), float(F[at]))
+    if condition(lower) < 0 < condition(upper):
+        root = float(brentq(condition, lower, upper))
+    return Best(root, H_best, float(F[H_best - 1]))
 
 
 def scans(
     logits: Tensor, sizes: Sequence[int], repeats: int
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Measure a row's time by how many of its tokens are hot, on the calling thread.
+    """Measure the time of a row for several numbers of hot tokens, on the calling thread.
 
     Args:
         logits: fp32 [rows, V], hot tokens first; more rows than the caches hold.
-        sizes: H, numbers of hot tokens; V scans a row whole.
-        repeats: passes over all rows, the sizes in turns.
+        sizes: Numbers H of hot tokens; V scans a row whole.
+        repeats: Passes over all rows; the sizes take turns.
 
-    Returns a line for each H (h, then in us per row settled_us: the hot tokens settle it, row_us
-    with its 95 % interval: uniforms as they fall; hits: share that the hot tokens settle), and
-    times_us [sizes, repeats] of the rows that the hot tokens settle, for `fit`.
+    Returns:
+        One row for each H: h; settled_us, microseconds of a row that the hot tokens settle; row_us
+        with its 95 % interval, for random uniforms; hits, the share that the hot tokens settle.
+        And times_us [sizes, repeats] of the rows that the hot tokens settle, for `fit`.
     """
     rows, V = logits.shape
     plane = Offload(rows, V, samplers=1).plane
     ring = plane.ring
-    ring.logits[0, 0].copy_(logits)
+    ring.logits[0].copy_(logits)
     uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     whole = torch.full((rows,), -torch.inf), torch.zeros(rows)
     tails = [whole if H == V else tail(logits, H, 1.0) for H in sizes]
     times = np.empty((2, len(sizes), repeats))
-    for repeat in range(-1, repeats):  # the first round warms up, and is overwritten
+    for repeat in range(-1, repeats):  # round -1 warms up, and is overwritten
         for number, H in enumerate(sizes):
             ring.tail_max[0], ring.tail_sum[0] = tails[number]
             ring.parts["shape"][0] = torch.tensor(plane.shape.hot(H))
             for kind, numbers in enumerate((torch.tensor(1e-9), uniform)):
                 ring.uniform[0] = numbers
                 begin = time.perf_counter()
-                core().fsb_rows(ring.pointer(), 0, 0, rows, None)
+                core().fsb_rows(ring.pointer(), 0, 0, rows)
                 times[kind, number, repeat] = (time.perf_counter() - begin) * 1e6 / rows
     mass = logits.double().softmax(1).cumsum(1)
     lines = []

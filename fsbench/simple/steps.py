@@ -1,17 +1,17 @@
 """The four designs of SIMPLE's ablation (section 7.4): logits [B, V] in host memory -> tokens [B].
 
-    FullV     an engine's GPU sampler moved to the CPU as it is: whole-vocabulary tensors in torch
+    FullV     an engine's GPU sampler moved to the CPU unchanged: whole-vocabulary tensors in torch
     Parallel  the same, rows split over persistent samplers, uniforms drawn before
     Offload   the C++ core: penalties as sparse edits, filters before any softmax, one pass
     Shvs      the same on the hot tokens only, where that settles the row
 
-B, V and the controls are fixed when one is made; the core's designs also filter and penalize. Then:
+B, V and the controls are fixed; the designs of the core also filter and penalize. Members:
 
-    logits    [B, V]: to be written before a step
-    begin     a request, with prompt and output so far, takes a row (the core's designs)
-    tokens    a step: int64 [B], counted as drawn; seed and offset are int64 [1] on the CPU
+    logits    [B, V], to be written before a step
+    begin     start a request, with its prompt and output, in a row (the core's designs)
+    tokens    draw: int64 [B], counted as drawn; seed and offset are int64 [1] on the CPU
 
-A row that is undefined (NaN, +inf, no finite logit) gives -1.
+An undefined row (NaN, +inf, no finite logit) gives -1.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from fsbench.simple.ring import RingShape
 
 @dataclass(frozen=True)
 class Controls:
-    """Sampling controls of a step, one value for all of its rows.
+    """Sampling controls, the same for all rows of a step.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
-
-    repetition (1 is off), presence and frequency (0 is off): see Plane.begin.
+    Attributes:
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: Filters; 0, 1 and 0 turn them off.
+        repetition, presence, frequency: Penalties, see Plane.begin; 1, 0 and 0 turn them off.
     """
 
     temperature: float = 1.0
@@ -64,17 +65,17 @@ class Controls:
 
     @property
     def penalizes(self) -> bool:
-        """Whether tokens that were seen are treated in another way than others."""
+        """Whether a penalty is on."""
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
 
     @property
-    def law(self) -> dict[str, Any]:
-        """Temperature and filters, by name."""
+    def filters(self) -> dict[str, Any]:
+        """The temperature and the filters, by name."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
     @property
     def penalties(self) -> dict[str, Any]:
-        """Penalties, by name."""
+        """The three penalties, by name."""
         return {name: getattr(self, name) for name in ("repetition", "presence", "frequency")}
 
 
@@ -82,9 +83,9 @@ PLAIN = Controls()
 
 
 class FullV:
-    """vLLM's sampler on the CPU: every operation a pass over [B, V] with torch's own threads.
+    """vLLM's sampler on the CPU: each operation is a pass over [B, V] with torch's threads.
 
-    The token is the argmax of p / Exp(1): torch's noise, so seed and offset are not read.
+    The token is the argmax of p / Exp(1). The noise is torch's, so seed and offset are not read.
     """
 
     def __init__(self, B: int, V: int, temperature: float = 1.0):
@@ -98,11 +99,11 @@ class FullV:
 
 
 class Parallel:
-    """Rows split into a block per sampler, each doing what FullV does, on one thread.
+    """The operations of FullV with a block of rows for each sampler, which has one thread.
 
-    The token is where the row's uniform, drawn before, falls on the running sum of p: so it does
-    not depend on the number of samplers. Samplers are Python threads; torch's operations run
-    outside of Python's lock.
+    The token is where the row's uniform falls on the running sum of p. Uniforms are drawn before,
+    so tokens do not depend on the number of samplers. Samplers are Python threads; torch's
+    operations run outside of Python's lock.
     """
 
     def __init__(self, B: int, V: int, temperature: float = 1.0, samplers: int | None = None):
@@ -123,7 +124,7 @@ class Parallel:
 
     def _block(self, rows: range) -> Tensor:
         drawn = [torch.empty(0, dtype=torch.int64)]
-        # Row by row: a row and what is made of it stay in the core's cache.
+        # Row by row: a row and its probabilities stay in the core's cache.
         for row in rows:
             p, undefined = probabilities(self.logits[row : row + 1], self.temperature)
             cdf = p.cumsum(1, dtype=torch.float64)
@@ -134,7 +135,7 @@ class Parallel:
 
 
 class Offload:
-    """The C++ core over a ring of one slot, rows scanned whole."""
+    """The C++ core over a ring of one slot; rows are scanned whole."""
 
     hot = 0
 
@@ -146,17 +147,14 @@ class Offload:
         samplers: int | None = None,
         *,
         dtype: str = "fp32",
-        slots: int = 1,
-        order: Tensor | None = None,
         buffer: Tensor | None = None,
     ):
         self.controls, self.rows = controls, B
-        shape = RingShape(slots, B, V, dtype=dtype)
-        self.plane = Plane(
-            shape, samplers, requests=B if controls.penalizes else 0, order=order, buffer=buffer
-        )
+        shape = RingShape(1, B, V, dtype)
+        requests = B if controls.penalizes else 0
+        self.plane = Plane(shape, samplers, requests=requests, buffer=buffer)
         ring = self.plane.ring
-        for name, value in controls.law.items():
+        for name, value in controls.filters.items():
             ring.parts[name].fill_(value)
         if controls.penalizes:
             ring.request.copy_(torch.arange(B))
@@ -165,15 +163,15 @@ class Offload:
 
     @property
     def logits(self) -> Tensor:
-        """[B, V] of the next slot."""
-        return self.plane.ring.logits[self.plane.slot, 0]
+        """Logits [B, V] of the next slot."""
+        return self.plane.ring.logits[self.plane.slot]
 
     def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.plane.begin(row, prompt, **self.controls.penalties)
         self.plane.drawn(row, output)
 
     def publish(self, seed: Tensor, offset: Tensor) -> int:
-        """Draw the uniforms of the next slot, whose logits are there, and hand it over."""
+        """Draw the uniforms of the next slot, whose logits are written, and publish it."""
         uniforms(self.plane.ring.uniform[self.plane.slot], seed, offset)
         return self.plane.publish(self.rows)
 
@@ -182,9 +180,9 @@ class Offload:
 
 
 class Shvs(Offload):
-    """Speculative hot-vocab sampling: the first `hot` logits of a row are looked at first.
+    """Speculative hot-vocab sampling: the first `hot` logits of a row are scanned first.
 
-    `supply` stands for the producer: the GPU that writes logits also writes, for each row, the
+    `supply` replaces the producer: the GPU that writes logits also writes, for each row, the
     largest logit beyond the hot ones and their mass, 8 bytes. Without it the samplers scan all.
     """
 
@@ -212,9 +210,11 @@ class Shvs(Offload):
         self.plane.ring.tail_sum[self.plane.slot] = mass
 
     def settled(self, tokens: Tensor, fetch: Callable[[Tensor, Tensor], None]) -> Tensor:
-        """The tokens of a ring of one slot that had the hot logits only, all of them decided.
+        """Return the tokens with the rows decided that need their tails.
 
-        fetch: (rows, where [n, V]) puts the whole rows that need their tails there.
+        Args:
+            tokens: int64 [B], of a slot with hot logits only.
+            fetch: Called with (rows [n], out [n, V]); writes these rows of logits to `out`.
         """
         plane, ring = self.plane, self.plane.ring
         rows = (tokens == NEEDS_TAIL).nonzero()[:, 0]
@@ -222,7 +222,7 @@ class Shvs(Offload):
         if n:
             tokens = tokens.clone()
             fetch(rows, ring.logits.view(-1)[: n * V].view(n, V))
-            ring.uniform[0, :n] = ring.uniform[0, rows]  # a copy is made before it is written
+            ring.uniform[0, :n] = ring.uniform[0, rows]  # the right side is a copy
             ring.parts["shape"][0] = torch.tensor(plane.shape.hot(0))
             tokens[rows] = plane.wait(plane.publish(n), n)
         return tokens

@@ -1,4 +1,4 @@
-"""Tile shapes: what may be chosen, what is shipped for which GPU, and the choice of a call.
+"""Tile shapes: the configs, the shipped tables for each GPU, and the choice for a call.
 
 May import: nothing of kernels.
 """

@@ -1,4 +1,4 @@
-"""Triton's keys of compiled kernels, so that a process finds what another has compiled."""
+"""Make Triton's keys of compiled kernels equal in all processes, so that these share a cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ except ModuleNotFoundError:  # it exists for Linux only
 def settle() -> None:
     """Make the keys of kernels independent of what the process compiled before them.
 
-    A key has the globals of all functions that a kernel calls. Triton 3.6 collects those of a
-    function before it hashes that function, which is when they become known. So they are missing,
-    unless another kernel has called it before. Here it is hashed first, as later versions do.
+    A key has the globals of all functions that a kernel calls. Triton 3.6 collects the globals of a
+    function before it hashes the function, but finds them by hashing. So they are missing, unless
+    another kernel has called the function before. Here it is hashed first, as in later versions.
     """
     update = getattr(DependenciesFinder, "_update_hash", None)
     if update is None or hasattr(update, "__wrapped__"):

@@ -1,4 +1,4 @@
-"""Which fused kernel runs on given matrices, and with which tile shapes."""
+"""Choose the fused kernel and its tile shapes for given matrices."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
 WORTH_SPLITTING = 64_000_000
-"""Bytes that the last round must leave room for, so that splitting blocks pays; see idle_bytes.
+"""Idle bytes of the last round from which splitting blocks is faster; see idle_bytes.
 
-An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch size, 1 to 7 us;
-five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
+An H200 reads them in 14 us. Five heads with 69 MB or more gain 1 to 7 us at every batch size; five
+with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
 """
 NO_ADDRESS = (
-    "hidden, weight: expected tensors with memory of their own; got one without, as inside "
+    "hidden, weight: expected tensors with memory; got one without, as inside "
     "torch.vmap: give all rows as one hidden [B, D]"
 )
 TILES_WITH_SUMS = {
     160: HopperConfig(2, 128, 64, 7, False),
     192: HopperConfig(2, 256, 64, 4, True),
 }
-"""Tiles of calls with log-probabilities at 129 to 192 rows on an H100, by the most rows of each.
+"""Largest B -> tiles of calls with log-probabilities at 129 to 192 rows on an H100.
 
 With the sums in the epilogue, three warpgroups are slower there. Measured for D = 2560 and 4096 at
 129, 136, 160 and 192 rows (results/h100/logprob-tiles-20261125). An H200, which has fewer
 operations per byte, was not measured."""
-_USUAL_ROWS = 64  # of portable_rows
-_FEW_ROWS = 32  # of weights of one byte, with which the portable kernel is faster
+_USUAL_ROWS = 64  # portable_rows without known clocks
+_FEW_ROWS = 32  # up to which the portable kernel is faster with weights of one byte
 
 
 @cache
 def has_tma(device: torch.device) -> bool:
-    """Whether a GPU has TMA; the interpreter has it too.
+    """Return whether a device has TMA; the interpreter has it.
 
-    Without it Triton replaces descriptors by pointers, too late to load ahead of the matmul.
+    Without TMA, Triton replaces descriptors by pointers, too late to load ahead of the matmul.
     """
     if device.type == "cpu":
         return True
@@ -52,10 +52,10 @@ def has_tma(device: torch.device) -> bool:
 
 
 def tma_possible(*matrices: Tensor) -> bool:
-    """Whether TMA can load all of them: base addresses and rows are multiples of 16 bytes.
+    """Return whether TMA can load all matrices: addresses and rows are multiples of 16 bytes.
 
     Raises:
-        InvalidType: one has no address.
+        InvalidType: A matrix has no address.
     """
     try:
         aligned = all(
@@ -69,7 +69,7 @@ def tma_possible(*matrices: Tensor) -> bool:
 
 @cache
 def portable_rows(device: torch.device) -> int:
-    """Up to so many rows of a batch the portable kernel is as fast as the Hopper kernel, or faster.
+    """Return the largest batch for which the portable kernel is at least as fast as Hopper's.
 
     Its epilogue hides behind the stream of the weight as long as the rows that it computes, a power
     of two, are at most half of those at which the matmul takes as long as the stream: one row is
@@ -83,12 +83,12 @@ def portable_rows(device: torch.device) -> int:
 
 
 def hopper_is_faster(B: int, device: torch.device, element_bytes: int = 2) -> bool:
-    """Whether the Hopper kernel is the faster one for B rows.
+    """Return whether the Hopper kernel is the faster one for B rows.
 
-    With weights of one byte it is above 32 rows. With others it is above portable_rows, and
-    where these are one warpgroup's rows and not all are there: the portable kernel loads as many as
-    it computes, and rows that are not there take the TMA unit longer; the Hopper kernel's boxes ask
-    for none of them.
+    With weights of one byte it is faster above 32 rows. With others it is faster above
+    portable_rows, and where these are the rows of one warpgroup and B has fewer: the portable
+    kernel loads all rows that it computes, and absent rows take the TMA unit longer. The Hopper
+    kernel's boxes have no absent rows.
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
@@ -97,19 +97,20 @@ def hopper_is_faster(B: int, device: torch.device, element_bytes: int = 2) -> bo
 
 
 def idle_bytes(D: int, V: int, device: torch.device) -> int:
-    """Bytes of a 16-bit weight that the last round of whole blocks of tokens leaves room for."""
+    """Return the bytes of a 16-bit weight that idle programs could read in the last round."""
     programs, blocks = multiprocessors(device), -(-V // BLOCK_TOKENS)
     return -blocks % programs * BLOCK_TOKENS * D * 2
 
 
-# Cached by what a launch knows, so that one look-up is all that it costs.
+# Cached by the facts of a launch, so that its cost is one look-up.
 @cache
 def default_config(
     B: int, D: int, device: torch.device, element_bytes: int, noise: str = "group"
 ) -> TileConfig:
-    """The portable kernel's tile shapes, fitted to the device's shared memory.
+    """Return the portable kernel's tile shapes, fitted to the device's shared memory.
 
-    element_bytes: of a number of the weight.
+    Args:
+        element_bytes: Bytes of a number of the weight.
     """
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
@@ -123,11 +124,13 @@ def default_config(
 def hopper_row(
     B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
 ) -> Row:
-    """The row of the Hopper kernel's tile shapes, before it is known whether blocks are split.
+    """Return the row of the Hopper kernel's tile shapes, before blocks are split.
 
-    Beyond the last bucket, batches are cut into blocks of rows: those that leave least to the
-    busiest program. narrow, sums: as in choose; up to three warpgroups' rows tiles are narrowed for
-    the former.
+    Beyond the last bucket, batches are cut into blocks of rows such that the busiest program has
+    least work.
+
+    Args:
+        narrow, sums: As in `choose`. Up to the rows of three warpgroups, `narrow` narrows tiles.
     """
     row = _row("hopper", B, D, device)
     if narrow and B <= 3 * ROWS:
@@ -145,24 +148,25 @@ def hopper_row(
 def hopper_config(
     B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
 ) -> HopperConfig:
-    """The config of hopper_row."""
+    """Return the config of hopper_row."""
     config: HopperConfig = hopper_row(B, D, V, device, narrow, sums).config
     return config
 
 
 def blocks_are_split(B: int, D: int, V: int, device: torch.device, element_bytes: int = 2) -> bool:
-    """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it.
+    """Return whether programs of the Hopper kernel share blocks and are faster by it.
 
-    With weights of one byte they always share them, and win by it where those of 16 bits would.
+    See fused.hopper.split. With weights of one byte programs always share blocks, and are faster
+    by it where those of 16-bit weights would be.
     """
-    if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
+    if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # at most a block for each program
         return False
     worth = idle_bytes(D, V, device) >= WORTH_SPLITTING
     return worth and (element_bytes == 1 or hopper_config(B, D, V, device).can_split)
 
 
 def _hopper_wins(B: int, D: int, V: int, device: torch.device, element_bytes: int) -> bool:
-    """Whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
+    """Return whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
     split = blocks_are_split(B, D, V, device, element_bytes)
     return split or hopper_is_faster(B, device, element_bytes)
 
@@ -174,15 +178,16 @@ def _table(noise: str, element_bytes: int) -> str:
 
 
 def _row(table: str, B: int, D: int, device: torch.device) -> Row:
-    """Of a table, for a GPU."""
+    """Return the row of a table for a GPU."""
     name = torch.cuda.get_device_properties(device).name
     return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
 def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
-    """None, or why the Hopper kernel cannot run on this device.
+    """Return why the Hopper kernel cannot run on this device, or None.
 
-    by_tma: whether TMA can load both matrices.
+    Args:
+        by_tma: Whether TMA can load both matrices.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
@@ -200,19 +205,20 @@ def choose(
     narrow: bool = False,
     sums: bool = False,
 ) -> TileConfig | HopperConfig:
-    """The config to launch with; its type says which kernel.
+    """Return the config to launch with; its type decides the kernel.
 
     Args:
-        narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
-            much in registers that wide tiles of three warpgroups spill, and those of two up to
-            their own rows are slower, too (by 6 % at 128 rows).
-        sums: the call returns log-probabilities or other sums over the vocabulary; see
-            TILES_WITH_SUMS.
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
-            faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
+            faster one (hopper_is_faster).
+        config: A config of that kernel; with "auto" it decides the kernel.
+        narrow: Whether the call has a bias or a mask. Then the Hopper kernel needs
+            more registers: wide tiles of three warpgroups spill, and wide tiles of two, up to 128
+            rows, are slower, too (by 6 % at 128 rows).
+        sums: Whether the call returns log-probabilities or other sums over the vocabulary; see
+            TILES_WITH_SUMS.
 
     Raises:
-        InvalidArgument: the Hopper kernel is asked for and cannot run, or no kernel can for fp8.
+        InvalidArgument: The Hopper kernel is requested and cannot run, or fp8 on such a GPU.
     """
     by_tma = tma_possible(hidden, weight)
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
@@ -223,7 +229,7 @@ def choose(
 
 @cache
 def _check_fp8(device: torch.device) -> None:
-    """Refuse GPUs that Triton knows no conversion of e4m3 for."""
+    """Refuse GPUs for which Triton has no conversion of e4m3."""
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < (8, 9):
         raise InvalidArgument(
@@ -246,27 +252,27 @@ def config_for(
     narrow: bool = False,
     sums: bool = False,
 ) -> TileConfig | HopperConfig:
-    """What `choose` chooses, by all that decides it."""
+    """Return the config of `choose` for the facts that it depends on."""
     reason = why_not_hopper(device, by_tma)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
-    wanted = kernel == "hopper" or isinstance(config, HopperConfig)
-    if not wanted and not reason and noise != "token":  # of which no times have been taken there
-        wanted = _hopper_wins(B, D, V, device, element_bytes)
+    use_hopper = kernel == "hopper" or isinstance(config, HopperConfig)
+    if not use_hopper and not reason and noise != "token":  # token noise was not timed on it
+        use_hopper = _hopper_wins(B, D, V, device, element_bytes)
     if isinstance(config, HopperConfig):
         _check_fits(config, B, element_bytes)
-    if kernel == "portable" or reason or not wanted:
+    if kernel == "portable" or reason or not use_hopper:
         return config or default_config(B, D, device, element_bytes, noise)
     if config is not None:
         return config
     if element_bytes == 1:
         return ONE_BYTE if B <= ROWS else MANY_ROWS
-    found = hopper_config(B, D, V, device, narrow, sums)
-    return replace(found, split=blocks_are_split(B, D, V, device))
+    config = hopper_config(B, D, V, device, narrow, sums)
+    return replace(config, split=blocks_are_split(B, D, V, device))
 
 
 def _check_fits(config: HopperConfig, B: int, element_bytes: int) -> None:
-    """Raise unless there is a kernel of this config for so many rows and such a weight."""
+    """Raise InvalidArgument unless a kernel with this config takes B rows and such a weight."""
     if config.split and B > ROWS:
         raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
     if config.one_byte != (element_bytes == 1):
@@ -291,29 +297,28 @@ def explanation(
     kernel: str,
     config: TileConfig | HopperConfig | None,
 ) -> str:
-    """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
+    """Explain the choice of `config_for`: the rule, and the row of the tile shapes."""
     facts = (B, D, V, device, element_bytes)
-    found = config_for(*facts, by_tma, noise, kernel, config)
-    name = "hopper" if isinstance(found, HopperConfig) else "portable"
+    chosen = config_for(*facts, by_tma, noise, kernel, config)
+    name = "hopper" if isinstance(chosen, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma)
     if kernel != "auto" or config is not None:
-        rule = f"the {name} kernel, as asked for"
+        rule = f"the {name} kernel, as requested"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
     elif noise == "token" and _hopper_wins(B, D, V, device, element_bytes):
-        rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
+        rule = "the portable kernel: the hopper kernel was not timed with token noise"
     elif name == "hopper" and blocks_are_split(B, D, V, device, element_bytes):
         rule = (
-            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as whole ones would "
-            f"leave room for {idle_bytes(D, V, device) * element_bytes / 2e6:.0f} MB in their last "
-            "round"
+            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as programs could read "
+            f"{idle_bytes(D, V, device) * element_bytes / 2e6:.0f} MB more in the last round"
         )
     else:
         most = _FEW_ROWS if element_bytes == 1 else portable_rows(device)
-        why = f"is above {most} rows" if most < B else f"is at most {most} rows"
+        reason = f"is above {most} rows" if most < B else f"is at most {most} rows"
         if name == "hopper" and most > B:
-            why = f"fills not all of {most} rows, of which it loads those alone that are there"
-        rule = f"the {name} kernel: B = {B} {why}"
+            reason = f"is less than {most} rows, and it loads no absent rows"
+        rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"
     if device.type == "cpu":
@@ -328,9 +333,9 @@ def explanation(
     cut = ""
     if name == "hopper" and hopper.BUCKETS[-1] < B:
         blocks, rows = row.config.blocks(B), row.config.block_b
-        cut = f"{blocks} blocks of {rows} rows leave least to a program; "
+        cut = f"{blocks} blocks of {rows} rows give the busiest program least work; "
     fitted = ", with fewer stages to fit the shared memory"
-    if name == "hopper" or row.config == found:
+    if name == "hopper" or row.config == chosen:
         fitted = ""
     return (
         f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "

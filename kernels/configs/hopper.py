@@ -6,35 +6,37 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.configs.options import check_options
+from fsbench.kernels.configs.portable import check_options
 
 CHUNK = 64
-"""Hidden columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+"""Hidden columns of a TMA box: 128 bytes, the widest for its swizzle."""
 BLOCK_TOKENS = 128
-"""Tokens of a TMA box of the weight, and of a noise group's span."""
+"""Tokens of a TMA box of the weight, and of the span of a noise group."""
 ROWS = 64
 """Batch rows of a warpgroup: the M of its instruction."""
 PAIR = 5 * ROWS
 """Batch rows of two blocks that are paired."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
-_MOST_STAGES = 3  # of 128 rows and weights of one byte
-_TURNED = 32 * 1024  # of two tiles of 64 rows and 128 tokens, half of one at a time
+_MOST_STAGES = 3  # with 128 rows and weights of one byte
+_TRANSPOSED = 32 * 1024  # two tiles of 64 rows and 128 tokens, half of one at a time
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """One way to cut the problem (docs/design/kernels.md).
+    """Tile shapes of the Hopper kernel (docs/design/kernels.md).
 
-    warpgroups: that compute, each on 64 batch rows of a program.
-    block_v, block_d: vocabulary rows and hidden columns of a stage.
-    num_stages: of the ring between the loading warp and the computing warpgroups.
-    contiguous: the tiles of a program are neighbors; else those of a round are.
-    split: two programs may share a block of tokens (fused.hopper.split), so that all have equal
-        work; the order of tiles is that of `contiguous` then. Up to 64 rows.
-    paired: two blocks of rows have those of their third warpgroups in common, 320 in all, and there
-        each has half of a tile's tokens.
-    one_byte: for weights of one byte (fused.hopper.quantized): both warpgroups have all rows of a
-        program, each its own tokens; blocks are split, too. With more than 64 rows, 3 stages fit.
+    Attributes:
+        warpgroups: Warpgroups that compute, each on 64 batch rows of a program.
+        block_v, block_d: Vocabulary rows and hidden columns of a stage.
+        num_stages: Stages of the ring between the loading warp and the computing warpgroups.
+        contiguous: Whether the tiles of a program are neighbors; else those of a round are.
+        split: Whether two programs may share a block of tokens (fused.hopper.split), so that all
+            have equal work, in the order of `contiguous`. For up to 64 rows.
+        paired: Whether two blocks of rows, 320 in all, share the rows of their third warpgroups; in
+            these rows each has half of a tile's tokens.
+        one_byte: Whether the kernel is for weights of one byte (fused.hopper.quantized). Both
+            warpgroups have all rows of a program and half of its tokens each; blocks are split,
+            too. With more than 64 rows, 3 stages fit.
     """
 
     warpgroups: int
@@ -76,9 +78,9 @@ class HopperConfig:
             )
 
     def narrowed(self) -> HopperConfig:
-        """The same with tiles of 128 tokens, and as many stages as fit.
+        """Return this config with tiles of 128 tokens, and as many stages as fit.
 
-        Such a kernel compiles in half of the time or less, since all of a tile is unrolled.
+        Its kernel compiles in half of the time or less, since a tile is unrolled.
         """
         if self.block_v == 128:
             return self
@@ -87,24 +89,24 @@ class HopperConfig:
 
     @property
     def block_b(self) -> int:
-        """Batch rows of a program, on average if they are paired."""
+        """Batch rows of a program; the average if blocks are paired."""
         return PAIR // 2 if self.paired else self.warpgroups * ROWS
 
     def blocks(self, B: int) -> int:
-        """Blocks of rows that B rows are cut into."""
+        """Return the number of blocks of rows for B rows."""
         return -(-B // PAIR) * 2 if self.paired else -(-B // self.block_b)
 
     def cuts(self) -> list[HopperConfig]:
-        """How a batch can be cut into blocks of rows: so, and others with the same tiles."""
+        """Return the configs with the same tiles that cut a batch into blocks of rows."""
         if self.warpgroups != 2 or self.block_v != 2 * BLOCK_TOKENS:
             return [self]
         three = replace(self, warpgroups=3)
         return [self, three, replace(three, paired=True)]
 
     def busiest(self, B: int, V: int, programs: int) -> int:
-        """Rows that a program computes of blocks of tokens, times those blocks: the most of any.
+        """Return rows times blocks of tokens of the program that computes most.
 
-        Where the tensor cores are the limit, from some 200 rows on, time follows it.
+        The time is proportional to it where the tensor cores are the limit, from about 200 rows on.
         """
         blocks = self.blocks(B)
         share = max(1, min(programs // blocks, -(-V // self.block_v)))
@@ -113,28 +115,28 @@ class HopperConfig:
 
     @property
     def can_pair(self) -> bool:
-        """Whether there is a kernel of these tiles for paired blocks."""
+        """Whether a kernel with these tiles can pair blocks."""
         return (self.warpgroups, self.block_v) == (3, 2 * BLOCK_TOKENS)
 
     @property
     def can_split(self) -> bool:
-        """Whether there is a kernel that splits the blocks of these tiles."""
+        """Whether a kernel with these tiles can split blocks."""
         return (self.warpgroups, self.block_v) == (1, BLOCK_TOKENS)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of the ring of a program, and of what turns its tiles."""
+        """Shared memory of a program in bytes: its ring, and the transposition of its tiles."""
         if self.one_byte:
-            return (2 * ROWS + self.block_v) * self.block_d * self.num_stages + _TURNED
+            return (2 * ROWS + self.block_v) * self.block_d * self.num_stages + _TRANSPOSED
         rows = self.warpgroups * ROWS + self.block_v
         return rows * self.block_d * 2 * self.num_stages
 
     def too_small(self, B: int) -> bool:
-        """Whether a ring for weights of one byte has no room for so many rows of hidden."""
+        """Whether a ring for weights of one byte has no room for B rows of hidden."""
         return self.one_byte and self.num_stages > _MOST_STAGES and B > ROWS
 
     def boxes(self, B: int) -> tuple[int, int]:
-        """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
+        """Return (batch rows of a TMA box, boxes of a warpgroup); boxes hold no row beyond B."""
         if B > ROWS:
             return ROWS, 1
         half = max(4, 1 << (B - 1).bit_length() >> 1)
@@ -147,23 +149,23 @@ class HopperConfig:
 
 
 ONE_BYTE = HopperConfig(2, 256, 128, 4, False, one_byte=True)
-"""The tiles for weights of one byte and up to 64 rows."""
+"""Tiles for weights of one byte and up to 64 rows."""
 MANY_ROWS = replace(ONE_BYTE, num_stages=3)
-"""The same for more rows."""
+"""Tiles for weights of one byte and more than 64 rows."""
 BUCKETS = (64, 128, 192, 256)
 """Upper ends of the buckets of B; a larger B is cut in one of the last bucket's `cuts`."""
 
 
 def space(B: int) -> list[HopperConfig]:
-    """The tuning space for one bucket of B: no warpgroup without rows, and all stages that fit."""
+    """Return the tuning space of one bucket of B: no idle warpgroup, and all stages that fit."""
     warpgroups = -(-B // ROWS) if B <= 3 * ROWS else 2
-    found = []
+    configs = []
     for block_v, block_d in product((128, 256), (64, 128, 256)):
         stage_bytes = (warpgroups * ROWS + block_v) * block_d * 2
         stages = min(16, _SHARED // stage_bytes)
         if stages >= 2:
-            found += [
+            configs += [
                 HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
                 for contiguous in (False, True)
             ]
-    return found
+    return configs

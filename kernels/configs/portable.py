@@ -6,22 +6,39 @@ exact B, so nothing is tuned while serving. Tokens do not depend on it (docs/des
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fsbench.kernels.configs.options import check_options
+from fsbench.errors import InvalidArgument
+
+
+def check_options(config: object, **options: Collection[int]) -> None:
+    """Check that each field of a config has one of its allowed values.
+
+    Raises:
+        InvalidArgument: A field has another value; the message names it.
+    """
+    for name, allowed in options.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            expected = " or ".join(map(str, allowed))
+            raise InvalidArgument(f"{name}: expected {expected}; got {value}")
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """One way to cut the problem. Sizes are powers of two.
+    """Tile shapes of the portable kernel. Sizes are powers of two.
 
-    block_b, block_v, block_d: tile of batch rows, vocabulary rows (128 or 256: whole groups of
-        tokens, and not more than share a first column) and hidden columns (16 to 256).
-    slice: vocabulary columns whose token noise is in registers at once, 16 to 128.
-    v_on_m: the vocabulary on the M side of the tensor-core instruction (small B), else the batch.
-    flatten: let loads of the next tile start under the epilogue of this one.
-    ctas_per_sm: persistent programs per multiprocessor.
+    Attributes:
+        block_b, block_v, block_d: Batch rows, vocabulary rows and hidden columns of a tile. block_v
+            is 128 or 256: whole groups of tokens, and not more than share a first column.
+        slice: Vocabulary columns whose token noise is in registers at once.
+        v_on_m: Whether the vocabulary is on the M side of the tensor-core instruction (small B),
+            else the batch.
+        flatten: Whether loads of the next tile start during the epilogue of this one.
+        num_warps, num_stages: As in Triton.
+        ctas_per_sm: Persistent programs per multiprocessor.
     """
 
     block_b: int
@@ -47,22 +64,25 @@ class TileConfig:
         )
 
     def shared_bytes(self, element_bytes: int) -> int:
-        """Shared memory of the load pipeline of one program, and of what turns its tiles.
+        """Return the shared memory of a program in bytes: load pipeline and tile transposition.
 
-        element_bytes: of a number of the weight; one of hidden has 2 where this is 1.
-        They take turns, unless the loop is flattened: then loads go on while a tile is turned.
+        The two take turns, unless the loop is flattened: then loads continue during a
+        transposition.
+
+        Args:
+            element_bytes: Bytes of a number of the weight. A number of hidden has at least 2.
         """
-        turned = 2 * self.block_b * self.block_v if self.flatten and self.v_on_m else 0
-        of_hidden = max(element_bytes, 2)
-        stage = (self.block_b * of_hidden + self.block_v * element_bytes) * self.block_d
-        return stage * self.num_stages + turned
+        transposed = 2 * self.block_b * self.block_v if self.flatten and self.v_on_m else 0
+        hidden_bytes = max(element_bytes, 2)
+        stage = (self.block_b * hidden_bytes + self.block_v * element_bytes) * self.block_d
+        return stage * self.num_stages + transposed
 
     def most_registers(self) -> int:
-        """Registers of a thread, so that as many programs as are wanted run at once."""
+        """Return the registers of a thread with which ctas_per_sm programs run at once."""
         return 65536 // (32 * self.num_warps * self.ctas_per_sm) // 8 * 8
 
     def fitted(self, shared_limit: int, element_bytes: int) -> TileConfig:
-        """This config with as many stages as fit `shared_limit` bytes per program (at least 1)."""
+        """Return this config with the stages that fit `shared_limit` bytes of a program, or one."""
         config = self
         while config.num_stages > 1 and config.shared_bytes(element_bytes) > shared_limit:
             config = replace(config, num_stages=config.num_stages - 1)
@@ -83,14 +103,15 @@ BUCKETS = (16, 32, 64, 128, 256)
 
 
 def bucket(B: int, buckets: tuple[int, ...] = BUCKETS) -> int:
-    """The bucket a batch size belongs to."""
+    """Return the bucket of a batch size."""
     return next((upper for upper in buckets if upper >= B), buckets[-1])
 
 
 def space(B: int, shared_limit: int = _HOPPER_SHARED) -> list[TileConfig]:
-    """The tuning space for one bucket of B: every config worth timing on a Hopper GPU.
+    """Return the tuning space of one bucket of B: the configs worth timing.
 
-    shared_limit: bytes of shared memory of a multiprocessor, if it is another GPU.
+    Args:
+        shared_limit: Bytes of shared memory of a multiprocessor; by default those of Hopper.
     """
     upper = bucket(B)
     if upper <= 32:
@@ -107,7 +128,7 @@ def space(B: int, shared_limit: int = _HOPPER_SHARED) -> list[TileConfig]:
     else:
         sizes = [(256, 128, 64), (128, 256, 64), (128, 128, 64), (256, 128, 128)]
         choices = product(sizes, (16,), (False,), (8, 16), (3, 4, 5), (1, 2))
-    found = []
+    configs = []
     for (block_b, block_v, block_d), width, v_on_m, warps, stages, ctas in choices:
         for flatten in (False, True):
             config = TileConfig(
@@ -116,5 +137,5 @@ def space(B: int, shared_limit: int = _HOPPER_SHARED) -> list[TileConfig]:
             accumulators = block_b * block_v // (32 * warps)
             registers = (accumulators + 40) * 32 * warps * ctas
             if config.shared_bytes(2) * ctas <= shared_limit and registers <= 65536:
-                found.append(config)
-    return found
+                configs.append(config)
+    return configs

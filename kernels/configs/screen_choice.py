@@ -1,4 +1,4 @@
-"""Which tile shapes the screened sampler has, and which calls are drawn by the screen."""
+"""Choose the tile shapes of the screened sampler, and the calls that use the screen."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fsbench.kernels.configs.tables import find
 
 @cache
 def _screen_config(B: int, D: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
-    """Of the tables."""
+    """Look up the screen's tile shapes in the tables."""
     name = torch.cuda.get_device_properties(device).name
-    found: Any = find("screened", B, D, name, torch.cuda.get_device_capability(device))
-    return found
+    config: Any = find("screened", B, D, name, torch.cuda.get_device_capability(device))
+    return config
 
 
 def portable_config(B: int, D: int, device: torch.device) -> ScreenConfig:
-    """Of the portable screen on a GPU, for what the one for Hopper does not serve."""
-    found = _screen_config(B, D, device)
-    return found if isinstance(found, ScreenConfig) else find("screened", B, D, "")
+    """Return tile shapes of the portable screen, for calls that the Hopper screen does not take."""
+    config = _screen_config(B, D, device)
+    return config if isinstance(config, ScreenConfig) else find("screened", B, D, "")
 
 
 def default_configs(
     B: int, D: int, device: torch.device
 ) -> tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]:
-    """Those in use for B rows of D columns on a device."""
-    if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
+    """Return the tile shapes of screen and exact computation for B rows of D columns."""
+    if device.type == "cpu":  # the interpreter: small, so that tests reach every limit
         return (
             ScreenConfig(16, 128, 64, 64, False, False, 4, 1, 1, room=4, row_room=64),
             ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
@@ -39,27 +39,27 @@ def default_configs(
 
 
 def resolve_config(B: int, D: int) -> ResolveConfig:
-    """Of the exact computation on a GPU, which no table has."""
+    """Return tile shapes of the exact computation on a GPU; no table has them."""
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
-    # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
+    # A stage has hidden from each block of 256 columns on: with more blocks, fewer columns fit.
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
-    # By warps it takes 12 to 14 us up to 16 rows, in place of 14 to 16; but 17 and 25 at 32 and 64,
-    # in place of 15 and 18 (D = 4096, results/h200/screened-d4096-20261125 and -20261123).
-    few = B <= 16
-    return ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas, few)
+    # By warps takes 12 to 14 us up to 16 rows, the other form 14 to 16; but 17 and 25 us at 32 and
+    # 64 rows, the other form 15 and 18 (D = 4096, results/h200/screened-d4096-20261125, -20261123).
+    by_warps = B <= 16
+    return ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas, by_warps)
 
 
 def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
-    """Those of filters from the screen; there is a portable screen for them only."""
+    """Return the tile shapes for filters from the screen, which only the portable screen has."""
     screen, resolve = default_configs(B, D, device)
     return screen if isinstance(screen, ScreenConfig) else portable_config(B, D, device), resolve
 
 
 FILTERED_ROWS = 32
-"""Rows up to which filters are from the screen: at 64 the weight wins."""
+"""Most rows with filters from the screen: at 64 rows the weight is faster."""
 FILTERED_K = 64
-"""The largest k of it; see screened.filter_kernels."""
+"""Largest k with filters from the screen; see screened.filter_kernels."""
 
 
 def worth_filtering(
@@ -69,10 +69,12 @@ def worth_filtering(
     capability: tuple[int, int] | None,
     runs: bool = True,
 ) -> tuple[bool, str]:
-    """Whether filters are from the screen, and the reason.
+    """Return whether filters are from the screen, and the reason.
 
-    top_k: of truncated_sample. capability: as in worth_screening. runs: whether kernels do
-    on this device; there is no other form of it.
+    Args:
+        top_k: Argument of truncated_sample.
+        capability: Of the GPU, None on a CPU.
+        runs: Whether kernels run on this device; filters from the screen have no other form.
     """
     if not runs or capability not in ((9, 0), None):
         return False, "the screen has filters on GPUs of compute capability 9.0 alone"
@@ -83,26 +85,28 @@ def worth_filtering(
 
 
 SCREENED_ROWS, SCREENED_ROWS_WIDE = 64, 32
-"""Rows up to which the screen is chosen for D <= 6144, and for more, as measured on an H200.
+"""Most rows for which the screen is chosen, for D <= 6144 and for larger D (measured, H200).
 
-Twice as many where a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096."""
+Twice as many on a GPU with twice the portable_rows, such as an H100: 128 rows are faster there at
+D = 4096."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
-"""Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""
+"""Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 
 
 def worth_screening(
     B: int, V: int, D: int, capability: tuple[int, int] | None, rows: int = 64
 ) -> tuple[bool, str]:
-    """Whether the screen is faster than the fused kernel by what was measured, and the reason.
+    """Return whether the screen was measured to be faster than the fused kernel, and the reason.
 
-    capability: of the GPU, None on a CPU. rows: its portable_rows, which grow with its operations
-    per byte.
+    Args:
+        capability: Of the GPU, None on a CPU.
+        rows: The GPU's portable_rows, which grow with its operations per byte.
     """
     if capability != (9, 0):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
     most = (SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS) * (rows // 64)
-    what = f"D = {D}"
+    heads = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
-        most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
+        most, heads = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
     chosen = most >= B
-    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {most}, for {what}"
+    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {most}, for {heads}"

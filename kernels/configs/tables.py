@@ -1,6 +1,6 @@
-"""Tables of tile shapes: the config that a kernel runs with, by GPU, batch and hidden size.
+"""Tables of tile shapes: the config of a kernel by GPU, batch and hidden size.
 
-A file of tables is TOML. Those in tiles/ are shipped; `fsbench tune` writes others:
+A file of tables is TOML. The files in tiles/ are shipped; `fsbench tune` writes others:
 
     [[tiles]]
     kernels = ["hopper"]             # of KERNELS
@@ -11,8 +11,8 @@ A file of tables is TOML. Those in tiles/ are shipped; `fsbench tune` writes oth
         { bucket = 64, warpgroups = 2, ... },                # for the rest
     ]
 
-The file that the environment variable FSBENCH_TILES names goes before the shipped ones; then the
-longest pattern that fits, then the smallest max_d. A table need not have every bucket.
+Rows of the file that the environment variable FSBENCH_TILES names are preferred to shipped rows,
+then the longest pattern that fits, then the smallest max_d. A table need not have every bucket.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ KERNELS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
 }
 """Classes and buckets of the configs.
 
-The portable kernel has others with token noise, and again others for weights of one byte, whatever
-the noise. The screened sampler's first launch has two forms, and a bucket the config of either."""
+The portable kernel has other configs with token noise, and others for weights of one byte with any
+noise. The screened sampler's first launch has two forms; a bucket has the config of one."""
 
 
 class Row(NamedTuple):
-    """A config and what it is for; gpu is a pattern, record the measurement behind it."""
+    """A config with its kernel, GPU pattern, bucket of B, largest D and record of measurement."""
 
     kernel: str
     gpu: str
@@ -55,15 +55,15 @@ class Row(NamedTuple):
 
 
 def find(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, int] = (0, 0)) -> Any:
-    """The config of `row_for`, which see."""
+    """Return the config of `row_for`."""
     return row_for(kernel, B, D, gpu_name, capability).config
 
 
 def row_for(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, int]) -> Row:
-    """The row of one of KERNELS for B and D on a GPU of this name and compute capability.
+    """Return the row of one of KERNELS for B and D on a GPU of this name and compute capability.
 
     Raises:
-        InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
+        InvalidArgument: The file that FSBENCH_TILES names cannot be read, or is no file of tables.
     """
     upper = portable.bucket(B, KERNELS[kernel][1])
     names = (gpu_name, f"sm_{capability[0]}{capability[1]}")
@@ -78,21 +78,21 @@ def row_for(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, i
 
 @cache
 def _all_rows() -> list[Row]:
-    """Of all files, the one to be preferred first; they are read once in a process."""
-    own = os.environ.get("FSBENCH_TILES")
+    """Read all files, once in a process; return their rows, the preferred ones first."""
+    user_file = os.environ.get("FSBENCH_TILES")
     shipped = sorted(Path(__file__).with_name("tiles").glob("*.toml"))
     rows = []
-    for paths in [Path(own)] if own else [], shipped:
-        found = [row for path in paths for row in read(path)]
-        rows += sorted(found, key=lambda row: (-len(row.gpu), row.max_d))
+    for paths in [Path(user_file)] if user_file else [], shipped:
+        file_rows = [row for path in paths for row in read(path)]
+        rows += sorted(file_rows, key=lambda row: (-len(row.gpu), row.max_d))
     return rows
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Raises:
-        InvalidArgument: it cannot be read, or is no file of tables; the message says where.
+        InvalidArgument: It cannot be read, or is no file of tables; the message names the entry.
     """
     try:
         file = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -101,26 +101,25 @@ def read(path: Path) -> list[Row]:
     _check(file, {"tiles": list}, str(path))
     rows = []
     for i, table in enumerate(file["tiles"]):
-        at = f"{path}: tiles[{i}]"
-        _check(table, {"kernels": list, "gpus": list, "record": str, "configs": list}, at)
+        where = f"{path}: tiles[{i}]"
+        _check(table, {"kernels": list, "gpus": list, "record": str, "configs": list}, where)
         for kernel, (j, entry) in product(table["kernels"], enumerate(table["configs"])):
             if kernel not in list(KERNELS):
-                raise unknown_name(f"{at}.kernels", str(kernel), KERNELS)
-            found = _row(entry, kernel, f"{at}.configs[{j}]")
-            made = found._replace(record=table["record"])
-            rows += [made._replace(gpu=str(gpu)) for gpu in table["gpus"]]
+                raise unknown_name(f"{where}.kernels", str(kernel), KERNELS)
+            row = _row(entry, kernel, f"{where}.configs[{j}]")
+            rows += [row._replace(gpu=str(g), record=table["record"]) for g in table["gpus"]]
     return rows
 
 
 def sizes_of(config: Any) -> dict[str, str]:
-    """Names and types of what a table has of a config; what has a default is chosen elsewhere."""
+    """Return the names and types of a config's fields in a table: those without a default."""
     return {field.name: str(field.type) for field in fields(config) if field.default is MISSING}
 
 
 def _row(entry: Any, kernel: str, where: str) -> Row:
     classes, buckets = KERNELS[kernel]
     types = {"int": int, "bool": bool}
-    # Its names say which form it is. Of one that is of none, the message has what the first lacks.
+    # The names decide between forms. For an entry of no form, the message names the first form's.
     names = set(entry) if isinstance(entry, dict) else set()
     config = next((form for form in classes if names >= set(sizes_of(form))), classes[0])
     sizes = {name: types[kind] for name, kind in sizes_of(config).items()}
@@ -129,20 +128,20 @@ def _row(entry: Any, kernel: str, where: str) -> Row:
     if entry["bucket"] not in buckets:
         raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")
     try:
-        made = config(**{name: entry[name] for name in sizes})
+        tiles = config(**{name: entry[name] for name in sizes})
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}.{error}") from error
-    return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), made)
+    return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), tiles)
 
 
-def _check(values: Any, wanted: dict[str, type], where: str) -> None:
+def _check(values: Any, types: dict[str, type], where: str) -> None:
     """Raise unless `values` is a TOML table with these keys and types."""
     if not isinstance(values, dict):
-        raise InvalidArgument(f"{where}: expected a table of {', '.join(wanted)}; got {values!r}")
+        raise InvalidArgument(f"{where}: expected a table of {', '.join(types)}; got {values!r}")
     for name in values:
-        if name not in wanted:
-            raise unknown_name(where, name, wanted)
-    for name, kind in wanted.items():
+        if name not in types:
+            raise unknown_name(where, name, types)
+    for name, kind in types.items():
         if type(values.get(name)) is not kind:
             got = repr(values[name]) if name in values else "nothing"
             raise InvalidArgument(f"{where}.{name}: expected {kind.__name__}; got {got}")

@@ -44,37 +44,37 @@ def draft_sample(
     offset: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Sample:
-    """The token noise of the target, on the logits of a draft head that has some of its tokens.
+    """Draw drafts with the target's token noise from a draft head with some of its tokens.
 
     A target that draws with noise="token", the same seed and the same offset draws this token with
-    the probability that docs/guide/speculation.md gives. (A draft head of the whole vocabulary
-    needs no function of its own: flash_sample, screened_sample and truncated_sample draw from it
-    with the noise of the target.)
+    the probability that docs/guide/speculation.md gives. (For a draft head of the whole vocabulary
+    use flash_sample, screened_sample or truncated_sample: they draw with the noise of the target.)
 
     Args:
-        hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], a ScreenedHead of it, or a
+        hidden: [B, D] of the drafter.
+        head: The weight of the draft head, [>= V_draft, D], a ScreenedHead of it, or a
             QuantizedHead.
-        vocabulary: which tokens the head has, from prepare_draft_vocabulary.
-        temperature, top_k, top_p, min_p, penalties, bias, mask, seed, offset, soft_cap: those of
-            the target's request, over the target's vocabulary, as truncated_sample takes them. The
-            filters keep tokens of the draft head, by its logits.
+        vocabulary: The tokens of the head, from prepare_draft_vocabulary.
+        temperature, top_k, top_p, min_p, penalties, bias, mask, seed, offset, soft_cap: Arguments
+            of the target's request, over the target's vocabulary; see truncated_sample. Filters
+            keep tokens of the draft head, by its logits.
 
-    Of equal scores the first row of the head is drawn, where the target draws the lower token id:
-    these are the same if token_ids ascend. With filters or penalties it is the lower token id.
+    Of equal scores the first row of the head is drawn; the target draws the lower token id. Both
+    are the same if token_ids ascend. With filters or penalties the lower token id is drawn.
 
     Returns:
         Sample with the target's token ids. A row without a draw has -1, which verify_drafts takes
         for no draft.
 
-    Without filters and penalties it is one launch for the noise, [B, V_draft] fp32, and a greedy
-    decoding to which the noise is a bias. With them the logits are stored and spread over the
-    target's vocabulary, [B, V] fp32, and drawn from as truncated_sample does. The host waits as
-    little as for these functions, and CUDA graphs may capture it likewise. It runs on a CPU, too.
+    Without filters and penalties one launch makes the noise, [B, V_draft] fp32, and greedy decoding
+    takes it as a bias. With them the logits are stored at the target's token ids, [B, V] fp32, and
+    drawn from as in truncated_sample. The host does not wait for the GPU, and CUDA graphs may
+    capture the call, as for these functions. It runs on a CPU, too.
 
     Raises:
-        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
+        InvalidType, InvalidArgument: An argument of the wrong type, dtype, shape, device, layout or
             range, or a ScreenedHead with filters or penalties; nothing has been launched.
-        CaptureError: as flash_sample.
+        CaptureError: As flash_sample.
     """
     screened, quantized = isinstance(head, ScreenedHead), isinstance(head, QuantizedHead)
     weight = head.weight if isinstance(head, ScreenedHead | QuantizedHead) else head
@@ -122,7 +122,7 @@ def draft_sample(
 
 
 def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
-    """(token_ids, V) of a DraftVocabulary that fits the weight."""
+    """Return (token_ids, V) of a DraftVocabulary after checks against the weight."""
     if not isinstance(vocabulary, DraftVocabulary):
         raise InvalidType(
             "vocabulary: expected a DraftVocabulary, of prepare_draft_vocabulary; "
@@ -132,7 +132,7 @@ def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
     rows = len(ids)
     if ids.device != weight.device:
         raise InvalidArgument(
-            f"vocabulary.token_ids: expected it on {weight.device} as the others; got {ids.device}"
+            f"vocabulary.token_ids: expected it on the weight's {weight.device}; got {ids.device}"
         )
     if rows > len(weight):
         raise InvalidArgument(
@@ -144,7 +144,7 @@ def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
 
 
 def _on(filters: Filters) -> bool:
-    """Whether a filter may cut something off: numbers that are off do not."""
+    """Return whether a filter may cut tokens off; tensors always may."""
     top_k, top_p, min_p = filters
     return (
         isinstance(top_k, Tensor)
@@ -165,7 +165,7 @@ def _noise(request: Request, vocabulary: DraftVocabulary) -> Tensor:
 
 
 def _greedy(request: Request, bias: Tensor | None) -> dict[str, Any]:
-    """The request as greedy decoding with a bias."""
+    """Return the arguments of greedy decoding with a bias for a request."""
     return {
         "temperature": 0.0,
         "bias": bias,
@@ -183,10 +183,10 @@ def _from_kept(
     filters: Filters,
     penalties: Penalties | None,
 ) -> Sample:
-    """With filters or penalties: the logits are spread over the target's vocabulary."""
+    """Draw with filters or penalties, from logits at the target's token ids."""
     hidden = request.hidden
     out = empty_sample(request, Extras())
-    request = request._replace(noise="none")  # of the two draws only the race among the kept
+    request = request._replace(noise="none")  # skip the draw from all tokens
     if runs_kernels(hidden.device, hidden.dtype):
         drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)
         return out

@@ -1,4 +1,4 @@
-"""Launches of draft_sample: the noise of given tokens, and logits at their tokens of the target."""
+"""Launches of draft_sample: noise of the head's tokens, and logits at the target's token ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draft_noise_kernel(
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
-    noise_ptr,  # [B, N] fp32, out; NaN in a row whose temperature is none
+    noise_ptr,  # [B, N] fp32, out; NaN in a row of invalid temperature
     N,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -41,18 +41,18 @@ def draft_noise_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(ids_ptr + at, mask=at < N, other=0).to(tl.int32)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids_ptr + column, mask=column < N, other=0).to(tl.int32)
     seed, offset, number = noise_of_rows(
         seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
     )
     T, _ = temperatures(tl.load(temperature + row) if TEMPERATURE_PER_ROW else temperature)
     noise = T * gumbel(bits_of_tokens(token, number, seed, offset))
-    tl.store(noise_ptr + row.to(tl.int64) * N + at, noise, mask=at < N)
+    tl.store(noise_ptr + row.to(tl.int64) * N + column, noise, mask=column < N)
 
 
 def scaled_noise(request: Request, ids: Tensor) -> Tensor:
-    """T times the Gumbel of each token of ids, for each row of a request: fp32 [B, N]."""
+    """Return T times the Gumbel of each token of ids [N] for each row of a request: fp32 [B, N]."""
     B, N, device = len(request.hidden), len(ids), ids.device
     noise = torch.empty(B, N, dtype=torch.float32, device=device)
     with launching_on(device):
@@ -80,7 +80,7 @@ def launch_filtered(
     penalties: Penalties | None,
     out: Sample,
 ) -> None:
-    """The fused kernel leaves the draft head's logits; what the filters keep of them races."""
+    """Store the draft head's logits with the fused kernel; draw from those that filters keep."""
     hidden, V = request.hidden, vocabulary.vocab_size
     stored = allocate(len(hidden), request.vocab_size, hidden.device, largest=False)
     fused.launch.launch(request, "auto", None, out, stored)

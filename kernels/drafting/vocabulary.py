@@ -1,4 +1,4 @@
-"""`DraftVocabulary`: which tokens of the target a reduced draft head has."""
+"""`DraftVocabulary`: the tokens of the target in a reduced draft head."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from fsbench.kernels.checks.values import check_integer
 
 @dataclass(frozen=True, eq=False)
 class DraftVocabulary:
-    """Which of the target's tokens a draft head has; made by prepare_draft_vocabulary.
+    """Tokens of the target in a draft head; made by prepare_draft_vocabulary.
 
-    token_ids: int64 [V_draft]: the target's token of each row of the draft head.
-    vocab_size: V, how many tokens the target has.
+    The host waits for the device to check the values.
 
-    The host waits for the device, to look at the values.
+    Args:
+        token_ids: int64 [V_draft], the target's token of each row of the draft head.
+        vocab_size: V, the number of the target's tokens.
 
     Raises:
-        InvalidType, InvalidArgument: not a tensor of this kind, a token outside [0, V), or a token
-            of two rows.
+        InvalidType, InvalidArgument: Another tensor, a token outside [0, V), or a token in two
+            rows.
     """
 
     token_ids: Tensor
@@ -49,14 +50,14 @@ class DraftVocabulary:
             )
 
     def bias(self, bias: Tensor | None, B: int) -> Tensor | None:
-        """The columns of a bias [V] or [B, V] that the draft head has."""
+        """Return the columns of a bias [V] or [B, V] that the draft head has."""
         if bias is None:
             return None
         check_bias(bias, B, self.vocab_size, self.token_ids.device)
         return bias[..., self.token_ids].contiguous()
 
     def mask(self, mask: Tensor | None, B: int) -> Tensor | None:
-        """The same of a mask, bool [B, V] or packed; bool [B, V_draft]."""
+        """Return those of a mask, bool [B, V] or packed, as bool [B, V_draft]."""
         if mask is None:
             return None
         ids = self.token_ids
@@ -66,32 +67,32 @@ class DraftVocabulary:
         return ((mask[:, ids >> 5] >> (ids & 31)) & 1).bool()
 
     def spread(self, logits: Tensor, columns: int) -> Tensor:
-        """logits [B, V_draft] at their tokens, -inf elsewhere: [B, columns], columns >= V."""
+        """Return [B, columns >= V]: the logits [B, V_draft] at their tokens, -inf elsewhere."""
         dense = logits.new_full((len(logits), columns), -torch.inf)
         return dense.index_copy_(1, self.token_ids, logits)
 
 
 def prepare_draft_vocabulary(token_ids: Tensor, vocab_size: int) -> DraftVocabulary:
-    """Check a map from the rows of a draft head to the target's tokens, once, at loading.
+    """Check the map from the rows of a draft head to the target's tokens; call it once, at loading.
+
+    The host waits for the device to check the values.
 
     Args:
         token_ids: int32 or int64 [V_draft], contiguous: the target's token of each row, in any
             order. (EAGLE-3 stores d2t, the difference: token_ids = d2t + arange(V_draft).)
         vocab_size: V of the target.
 
-    The host waits for the device, to look at the values.
-
     Raises:
-        InvalidType, InvalidArgument: as DraftVocabulary.
+        InvalidType, InvalidArgument: As DraftVocabulary.
     """
-    given = check_dense("token_ids", token_ids)
-    return DraftVocabulary(given.long() if given.dtype == torch.int32 else given, vocab_size)
+    ids = check_dense("token_ids", token_ids)
+    return DraftVocabulary(ids.long() if ids.dtype == torch.int32 else ids, vocab_size)
 
 
 def noise_by_reference(
     ids: Tensor, V: int, seed: Tensor, step: Tensor, temperature: float | Tensor, B: int
 ) -> Tensor:
-    """T times the Gumbel of each token of ids [N], by fsbench.reference: fp32 [B, N]."""
+    """Return T times the Gumbel of each token of ids [N], by fsbench.reference: fp32 [B, N]."""
     rows = torch.arange(B, device=ids.device) * (seed.numel() == 1)
     T = reference.as_column(temperature, ids.device)
     T = torch.where((T >= 0) & (torch.inf > T), T, torch.nan)

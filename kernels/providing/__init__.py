@@ -1,6 +1,6 @@
-"""What sampler files share: launches as the harness times them, tuning, the matmul alone.
+"""Code that sampler files share: launches as the harness times them, tuning, the matmul alone.
 
-Loaded with the sampler files when samplers are listed, and lazy as they are: without torch.
+Imported with the sampler files when samplers are listed; imports torch lazily.
 
 May import: everything below the sampler files.
 """

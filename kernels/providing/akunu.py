@@ -4,13 +4,14 @@ From the chapter on sampling of the book about akunu (Apple Metal; its kernel `g
 1024 threads for its only row). `akunu_faithful_kernel` has the arithmetic of the text:
 
     0 max   1 threshold of top-k: 12 bisections of [max - 30, max] by count
-    2 of top-p: 8 bisections of [threshold, max] by mass, keeping at most p
-    3 of min-p   4 logit + T Gumbel(pcg hash), stored as fp16; an argmax follows as another launch
+    2 threshold of top-p: 8 bisections of [threshold, max] by mass, keeping at most p
+    3 threshold of min-p
+    4 logit + T Gumbel(pcg hash), stored as fp16; an argmax follows as another launch
 
 The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order and with one
 program per row, without the approximations: exactly k are kept, and the token that crosses p, ties
 go to the lower token, and the scores stay in fp32, with noise of the contract
-(docs/design/noise.md). It reads the row once, not some twenty times, and finds the maxima of 4096
+(docs/design/noise.md). It reads the row once, not about twenty times, and finds the maxima of 4096
 parts of it:
 
     0 the kth largest of these is a lower bound of the threshold; about k parts reach it
@@ -34,11 +35,11 @@ from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.race import append, draw_of_gathered
 
 SPAN = tl.constexpr(30.0)
-"""Logits this far below the largest are given up at once."""
+"""Logits this far below the largest are never kept."""
 
 ROW_PARTS = tl.constexpr(4096)
-"""Parts of a row in the exact mode. A turn is the ROW_PARTS * WIDE next tokens of the row, of which
-every part has WIDE side by side: the 16 bytes that a thread reads at once."""
+"""Parts of a row in the exact mode. A turn is the next ROW_PARTS * WIDE tokens of a row; a part has
+WIDE neighbors of them, the 16 bytes that a thread reads at once."""
 
 
 @triton.jit
@@ -51,7 +52,7 @@ def pcg(state):
 
 @triton.jit
 def _half(logits_ptr, first, V, BLOCK: tl.constexpr):
-    """(logits of tokens first .. first + BLOCK - 1 as fp16 in fp32, the tokens)."""
+    """Return logits of tokens first .. first + BLOCK - 1, rounded to fp16, in fp32; the tokens."""
     token = first + tl.arange(0, BLOCK)
     y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
     return y.to(tl.float16).to(tl.float32), token
@@ -59,7 +60,7 @@ def _half(logits_ptr, first, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _above(logits_ptr, limit, V, BLOCK: tl.constexpr):
-    """How many logits are above the limit."""
+    """Count the logits above the limit."""
     count = tl.zeros((BLOCK,), tl.int32)
     for first in tl.range(0, V, BLOCK):
         y, _ = _half(logits_ptr, first, V, BLOCK)
@@ -69,7 +70,7 @@ def _above(logits_ptr, limit, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass_from(logits_ptr, limit, top, V, BLOCK: tl.constexpr):
-    """Sum of exp(y - top) of the logits from the limit on."""
+    """Return the sum of exp(y - top) over the logits that are at least the limit."""
     mass = tl.zeros((BLOCK,), tl.float32)
     for first in tl.range(0, V, BLOCK):
         y, _ = _half(logits_ptr, first, V, BLOCK)
@@ -106,9 +107,9 @@ def akunu_faithful_kernel(
         high = top
         for _ in range(12):
             middle = (low + high) * 0.5
-            many = _above(logits_ptr, middle, V, BLOCK) > top_k
-            low = tl.where(many, middle, low)
-            high = tl.where(many, high, middle)
+            above_limit = _above(logits_ptr, middle, V, BLOCK) > top_k
+            low = tl.where(above_limit, middle, low)
+            high = tl.where(above_limit, high, middle)
         threshold = high
     if (top_p > 0.0) & (top_p < 1.0):
         # The text has top-k always on; without it the bisection needs a lower end.
@@ -117,14 +118,14 @@ def akunu_faithful_kernel(
         target = top_p * _mass_from(logits_ptr, threshold, top, V, BLOCK)
         for _ in range(8):
             middle = (low + high) * 0.5
-            many = _mass_from(logits_ptr, middle, top, V, BLOCK) > target
-            low = tl.where(many, middle, low)
-            high = tl.where(many, high, middle)
+            above_limit = _mass_from(logits_ptr, middle, top, V, BLOCK) > target
+            low = tl.where(above_limit, middle, low)
+            high = tl.where(above_limit, high, middle)
         threshold = tl.maximum(threshold, high)
     if (min_p > 0.0) & (min_p < 1.0):
         threshold = tl.maximum(threshold, top + log(min_p + tl.zeros((), tl.float32)))
 
-    # The text is of one row; others get a seed_offset of their own.
+    # The text has one row; here each row has a seed_offset.
     state = (tl.load(offset_ptr) + tl.load(seed_ptr) + row.to(tl.int64) * 0x9E3779B9).to(tl.uint32)
     state = state * 2654435761
     for first in tl.range(0, V, BLOCK):
@@ -138,26 +139,26 @@ def akunu_faithful_kernel(
 
 @triton.jit
 def _part_tokens(part, turn, WIDE: tl.constexpr):
-    """The tokens of parts of a row in a turn, int32 [N] -> [N, WIDE]."""
+    """Return the tokens [N, WIDE] of parts [N] of a row in a turn, int32."""
     return (part * WIDE + turn * (ROW_PARTS * WIDE))[:, None] + tl.arange(0, WIDE)[None, :]
 
 
 @triton.jit
 def _largest_of_lines(y):
-    """[N, W] -> [N]: the largest of each line, NaN if it has one."""
-    # As tl.reduce, of which the interpreter makes a call for every element.
+    """Return the largest of each line of [N, W], or NaN if it has one: [N]."""
+    # Like tl.reduce, but the interpreter would make a call for every element of that.
     if y.shape[1] > 1:
-        left, right = halves(y)
-        return _largest_of_lines(nan_max(left, right))
+        even, odd = halves(y)
+        return _largest_of_lines(nan_max(even, odd))
     else:
         return y.reshape(y.shape[0])
 
 
 @triton.jit
 def _part_maxima(logits_ptr, V, WIDE: tl.constexpr):
-    """The largest logit of each part of a row, fp32 [ROW_PARTS]: +inf for NaN, -inf if it is empty.
+    """Return the largest logit of each part of a row, fp32 [ROW_PARTS].
 
-    A row with +inf is as invalid as one with NaN.
+    +inf replaces NaN, since a row with +inf is invalid, too; an empty part has -inf.
     """
     largest = tl.full((ROW_PARTS,), float("-inf"), tl.float32)
     for turn in tl.range(0, tl.cdiv(V, ROW_PARTS * WIDE)):
@@ -171,9 +172,9 @@ def _part_maxima(logits_ptr, V, WIDE: tl.constexpr):
 @triton.jit
 def _gather_parts(logits_ptr, among, low, keys_ptr, parts_ptr, V, WIDE: tl.constexpr,
                   TURNS: tl.constexpr):  # fmt: skip
-    """Put the keys from `low` on of the parts in `among` at keys_ptr; how many there are.
+    """Store the keys that are at least `low`, of the parts in `among`, at keys_ptr; count them.
 
-    If they are more than GATHERED, at least GATHERED + 1.
+    The count is at least GATHERED + 1 if there are more than GATHERED keys.
     """
     AT_ONCE: tl.constexpr = GATHERED // (TURNS * WIDE)
     tl.static_assert(AT_ONCE > 0, "a row of more tokens than ROW_PARTS * GATHERED")
@@ -185,11 +186,11 @@ def _gather_parts(logits_ptr, among, low, keys_ptr, parts_ptr, V, WIDE: tl.const
     first = tl.zeros((), tl.int32)
     while (first < parts) & (n <= GATHERED):
         slot = first * TURNS + tl.arange(0, AT_ONCE * TURNS)
-        at = slot // TURNS
-        part = tl.load(parts_ptr + at, mask=at < parts, other=0)
+        index = slot // TURNS
+        part = tl.load(parts_ptr + index, mask=index < parts, other=0)
         token = _part_tokens(part, slot % TURNS, WIDE)
-        there = (at < parts)[:, None] & (token < V)
-        y = tl.load(logits_ptr + token, mask=there, other=float("-inf")).to(tl.float32)
+        in_bounds = (index < parts)[:, None] & (token < V)
+        y = tl.load(logits_ptr + token, mask=in_bounds, other=float("-inf")).to(tl.float32)
         n = append(keys_ptr, n, y.reshape(GATHERED), token.reshape(GATHERED), low)
         first += AT_ONCE
     tl.debug_barrier()
@@ -204,12 +205,12 @@ def akunu_exact_kernel(
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
-    top_k,  # int32, or pointer to [B] int32; likewise fp32 below
-    top_p,
-    min_p,
+    top_k,  # int32, or pointer to [B] int32
+    top_p,  # fp32, or pointer to [B] fp32
+    min_p,  # as top_p
     tokens_ptr,  # [B] int64, out
     stride,  # of the rows of logits; specialized: aligned ones are read 16 bytes at a time
-    V,  # likewise
+    V,  # specialized, too
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,  # logits in 16 bytes
     TURNS: tl.constexpr,  # a power of two, at least V / (ROW_PARTS * WIDE)
@@ -234,12 +235,12 @@ def akunu_exact_kernel(
     order = tl.where(valid, ordered(largest), LOWEST - 1)
     low = tl.full((), LOWEST, tl.int32)
     if valid & (k < ROW_PARTS):
-        # Each of these is the largest of some logits, and none of two.
+        # No two of these are the same logit.
         low = reached_by(order, k, low, ordered(top) + 1)
     floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
         floor = ordered(top + log(tl.minimum(tl.maximum(least, 1e-37), 1.0)))
-        if not by_p:  # which weighs also what min-p cuts off
+        if not by_p:  # the mass of top-p includes tokens that min-p cuts off
             low = tl.maximum(low, floor)
     n = _gather_parts(logits_ptr, order >= low, low, keys_ptr, parts_ptr, V, WIDE, TURNS)
     drawn = tl.full((), LOWEST_KEY, tl.int64)

@@ -1,4 +1,4 @@
-"""What the samplers of truncated problems over stored logits share on the host."""
+"""Host code of the samplers of truncated problems over stored logits."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ STORED_LOGITS = Capabilities(
     filters=FILTERS,
     mixed_filters=True,
 )
-"""Of a draw from stored logits under filters, with noise of the contract."""
+"""Capabilities of a draw from stored logits under filters, with noise of the contract."""
 
 
 def filters_of(problem: Problem, device: torch.device) -> dict[str, Any]:
-    """top_k, top_p and min_p: numbers, or in a mixed batch int32 and fp32 [B]."""
+    """Return top_k, top_p and min_p: numbers, or tensors [B] (int32, fp32, fp32) if mixed."""
     import torch
 
     if not problem.mixed:
         return {name: getattr(problem, name) for name in FILTERS}
-    kinds = (torch.int32, torch.float32, torch.float32)
+    dtypes = (torch.int32, torch.float32, torch.float32)
     columns = zip(*problem.row_filters(), strict=True)
     return {
         name: torch.tensor(column, dtype=dtype, device=device)
-        for name, column, dtype in zip(FILTERS, columns, kinds, strict=True)
+        for name, column, dtype in zip(FILTERS, columns, dtypes, strict=True)
     }
 
 
 def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
-    """The problem's penalties with the history of its rows; None if it has none."""
+    """Return the problem's penalties with the history of its rows, or None."""
     from fsbench.kernels.truncated.penalties import Penalties, TokenHistory
 
     if not problem.penalties:
@@ -57,9 +57,11 @@ def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
 
 
 def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], Launch]:
-    """A provider's `build`: cuBLAS, then `draw` with the problem's temperature and filters.
+    """Return a Provider.build: cuBLAS, then `draw` with the problem's temperature and filters.
 
-    draw: (logits [B, V], seed, offset, temperature, top_k=, top_p=, min_p=) -> int64 [B], tokens.
+    Args:
+        draw: Called as draw(logits [B, V], seed, offset, temperature, top_k=, top_p=, min_p=);
+            returns tokens, int64 [B].
     """
 
     def build(problem: Problem, weight: Tensor) -> Launch:
@@ -88,12 +90,15 @@ def draw_rows(
     min_p: float | Tensor = 0.0,
     **meta: Any,
 ) -> Tensor:
-    """Draw a token per row of stored logits [B, V] with contiguous rows, bf16, fp16 or fp32.
+    """Draw a token from each row of stored logits.
 
     Args:
-        kernel: with a program for every row. scratch: width and dtype of what it needs of each row.
-        seed, offset: int64 [1]. temperature: >= 0; 0 is greedy.
-        top_k, top_p, min_p: numbers, or all three int32 and fp32 [B].
+        kernel: A kernel with a program for every row.
+        logits: [B, V] with contiguous rows, bf16, fp16 or fp32.
+        seed, offset: int64 [1].
+        temperature: >= 0; 0 is greedy.
+        scratch: Width and dtype of each buffer that the kernel needs for a row.
+        top_k, top_p, min_p: Numbers, or all three tensors [B], int32, fp32 and fp32.
 
     Returns:
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
@@ -102,10 +107,10 @@ def draw_rows(
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
-    room = [torch.empty(B, width, dtype=dtype, device=logits.device) for width, dtype in scratch]
+    buffers = [torch.empty(B, width, dtype=dtype, device=logits.device) for width, dtype in scratch]
     launch_rows(
         kernel, B, logits.device,
-        logits, *room, seed, offset, float(temperature), top_k, top_p, min_p, tokens,
+        logits, *buffers, seed, offset, float(temperature), top_k, top_p, min_p, tokens,
         logits.stride(0), V, PER_ROW=isinstance(top_k, torch.Tensor), **meta,
     )  # fmt: skip
     return tokens

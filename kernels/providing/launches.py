@@ -1,4 +1,4 @@
-"""What the samplers with kernels share as providers: their launches, and the full contract."""
+"""Launches and capabilities of the samplers with kernels."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ FULL_CONTRACT = Capabilities(
     top=True,
     num_samples=True,
 )
-"""What flash_sample can do, with group noise."""
-
+"""Capabilities of flash_sample with group noise."""
 
 CANDIDATES_ONLY = Capabilities(
     noise="group",
@@ -47,11 +46,11 @@ CANDIDATES_ONLY = Capabilities(
     host_sync_free=True,
     batch_invariant=True,
 )
-"""Of a launch that leaves packed candidates for another step (MergedLater): no options."""
+"""Capabilities of a launch that leaves packed candidates for another step (MergedLater)."""
 
 
 def public_head(weight: Any) -> Any:
-    """A head as the public calls take it: of a QuantizedWeight a QuantizedHead, others as given."""
+    """Return a head as the public calls take it: a QuantizedHead for a QuantizedWeight."""
     from fsbench.kernels.launch.quantized import QuantizedHead
 
     if isinstance(weight, QuantizedWeight):
@@ -60,52 +59,52 @@ def public_head(weight: Any) -> Any:
 
 
 def empty_hidden(problem: Problem, device: torch.device) -> Tensor:
-    """[B, D] of the problem's dtype."""
+    """Return hidden [B, D] of the problem's dtype, without values."""
     import torch
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     return torch.empty(problem.B, problem.D, dtype=dtypes[problem.dtype], device=device)
 
 
-def flash_sample(hidden: Tensor, weight: Any, **named: Any) -> Sample:
-    """fsbench.kernels.flash_sample, loaded when it is called."""
+def flash_sample(hidden: Tensor, weight: Any, **options: Any) -> Sample:
+    """Import fsbench.kernels.flash_sample and call it."""
     from fsbench.kernels.fused.api import flash_sample
 
-    return flash_sample(hidden, public_head(weight), **named)
+    return flash_sample(hidden, public_head(weight), **options)
 
 
 def accept(sampled: Tensor, drafts: Tensor) -> Verified:
-    """fsbench.kernels.verify_drafts, loaded when it is called."""
+    """Import fsbench.kernels.verify_drafts and call it."""
     from fsbench.kernels.fused.drafts import verify_drafts
 
     return verify_drafts(sampled, drafts)
 
 
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """See Provider: the map of kernels/noise, which all of these samplers use."""
+    """Map Philox codes to noise, as all samplers with kernels do (Provider.noise_map)."""
     from fsbench.kernels.noise.map import noise_map
 
     return noise_map(codes)
 
 
 def vocab_shard(shard: Shard) -> VocabShard:
-    """A rank's rows as flash_sample takes them."""
+    """Return the VocabShard of a rank's rows."""
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
     return VocabShard(shard.weight, shard.group)
 
 
 def matrix(weight: Tensor | VocabShard | QuantizedHead) -> Tensor:
-    """The rows themselves: of a whole weight, of a shard, or of a quantized head its numbers."""
+    """Return the matrix of a head: a weight, the rows of a shard, or the numbers of a head."""
     import torch
 
     return weight if isinstance(weight, torch.Tensor) else weight.weight
 
 
 class WorkspaceLaunch:
-    """See Launch: one whose kernel needs a workspace. A subclass defines the call.
+    """A Launch whose kernel needs a workspace. A subclass defines the call.
 
-    The kernel is compiled, or loaded from Triton's cache, at the first call.
+    The first call compiles the kernel, or loads it from Triton's cache.
     """
 
     def __init__(self, problem: Problem, weight: Tensor):
@@ -114,7 +113,7 @@ class WorkspaceLaunch:
 
     @property
     def shared_bytes(self) -> int:
-        """Memory that outlives a launch and serves all of them: the workspaces."""
+        """Bytes of the workspaces, which all launches share."""
         from fsbench.kernels.launch.workspace import held_bytes
 
         return held_bytes(self._weight.device)
@@ -123,9 +122,10 @@ class WorkspaceLaunch:
 class CallLaunch(WorkspaceLaunch):
     """A public call with fixed options, at the problem's temperature unless the options have one.
 
-    call: (hidden, head, *, temperature, seed, offset, ...) -> a result with tokens, [B] or [B, n];
-        of several samples the first is returned. seed and offset are those of the step unless the
-        options have them.
+    Args:
+        call: Called as call(hidden, head, temperature=, seed=, offset=, **options); seed and offset
+            are those of the step unless the options have them. Its result has tokens, [B] or
+            [B, n]; the launch returns the first of several samples.
     """
 
     def __init__(self, call: Callable[..., Any], problem: Problem, head: Any, **options: Any):
@@ -139,10 +139,12 @@ class CallLaunch(WorkspaceLaunch):
         return tokens if tokens.ndim == 1 else tokens[:, 0]
 
 
-class FlashSampling(WorkspaceLaunch):
-    """flash_sample with a form of noise and a kernel, at the problem's temperature or another.
+class FlashSampling(CallLaunch):
+    """flash_sample with a form of noise and a kernel.
 
-    config: of the kernel, in place of the one that is looked up.
+    Args:
+        temperature: None for the problem's.
+        config: Tile shapes of the kernel; None for the default.
     """
 
     def __init__(
@@ -156,46 +158,30 @@ class FlashSampling(WorkspaceLaunch):
     ):
         from fsbench.kernels.fused.api import describe
 
-        self._head = public_head(weight)
-        super().__init__(problem, matrix(self._head))
-        if temperature is not None:
-            self._temperature = temperature
-        self._noise = noise
-        self._kernel = kernel
-        self._config = config
-        hidden = empty_hidden(problem, self._weight.device)
+        T = problem.temperature if temperature is None else temperature
+        options: dict[str, Any] = {"noise": noise, "kernel": kernel, "config": config}
+        super().__init__(flash_sample, problem, public_head(weight), temperature=T, **options)
         head = self._weight if problem.tp > 1 else self._head
-        self.config = describe(hidden, head, noise=noise, kernel=kernel, config=config)
-
-    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return flash_sample(
-            hidden,
-            self._head,
-            temperature=self._temperature,
-            seed=seed,
-            offset=offset,
-            noise=self._noise,
-            kernel=self._kernel,
-            config=self._config,
-        ).tokens
+        self.config = describe(empty_hidden(problem, self._weight.device), head, **options)
 
 
 def build_sharded(problem: Problem, shard: Shard, **options: Any) -> FlashSampling:
-    """See Provider: FlashSampling with these options, on a rank's rows."""
+    """Build FlashSampling with these options on a rank's rows (Provider.build_sharded)."""
     return FlashSampling(problem, vocab_shard(shard), **options)
 
 
 def matmul_form(problem: Problem, weight: Tensor, noise: str = "group") -> Launch:
-    """See Provider."""
+    """Build the portable kernel without sampling (Provider.matmul_form)."""
     from fsbench.kernels.providing.matmul_form import build_matmul_form
 
     return build_matmul_form(problem, weight, noise)
 
 
 class MergedLater(WorkspaceLaunch):
-    """flash_sample's kernel, which leaves packed candidates [B], and a step that makes tokens.
+    """The kernel of flash_sample, which leaves packed candidates, then a step that decodes them.
 
-    merge: int64 [B], this rank's packed candidates -> int64 [B], tokens.
+    Args:
+        merge: Maps this rank's packed candidates, int64 [B], to tokens, int64 [B].
     """
 
     def __init__(
@@ -213,7 +199,7 @@ class MergedLater(WorkspaceLaunch):
 
 
 def decode(keys: Tensor) -> Tensor:
-    """int64 [B] packed candidates -> int64 [B] tokens."""
+    """Return the tokens, int64 [B], of packed candidates, int64 [B]."""
     from fsbench.kernels.shard.merge_keys import merge_keys
 
     return merge_keys(keys[None])
@@ -226,9 +212,9 @@ def variant(
     build: Callable[[Problem, Any], Launch],
     supports: Callable[[Problem], str | None],
 ) -> Provider:
-    """Return a sampler like `provider` with another build, for a file of cases.
+    """Return a copy of `provider` with another build, for a file of cases.
 
-    It is in no preset, has no public call, and runs on one GPU.
+    The copy is in no preset, has no public call, and runs on one GPU.
     """
     return replace(
         provider,

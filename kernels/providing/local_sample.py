@@ -1,20 +1,17 @@
-"""One group's part of Group-Gumbel-Max in torch: its log-mass and an exact sample from it.
+"""The log-mass of a group of tokens and an exact sample from it, for Group-Gumbel-Max in torch.
 
 Section D.1 of the FlashSampling paper: a row's softmax factorizes into the choice of a group k, in
-proportion to exp(L_k), and the choice of a token within it. So (L_k, z_k) is all that the rest of
-the row has to know of a group.
+proportion to exp(L_k), and the choice of a token within it. So (L_k, z_k) is sufficient to combine
+a group with the others.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Tensor
 
 
 def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-mass L, sample z) of a group of tokens, for every row.
+    """Return (log-mass L, sample z) of a group of tokens, for every row.
 
     Args:
         logits: [B, W], W >= 1, floating; not changed.
@@ -23,15 +20,15 @@ def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     Returns:
         L: float64 [B], log sum exp(logits / T); at T = 0 the largest logit, which is the limit of
             T L. -inf for a row of zero mass (no logit is above -inf), NaN or +inf for one with a
-            NaN or +inf logit: so the sum or maximum over groups shows whether a row has a draw.
+            NaN or +inf logit; the sum or maximum over groups then shows whether a row has a draw.
         z: int64 [B], a column drawn from softmax(logits / T); at T = 0 the first of the largest.
-            It means nothing where L is not finite.
+            Undefined where L is not finite.
 
     Noise comes from torch's generator of the device: an exponential race, which is Gumbel-max on
-    the weights that L needs anyway (argmax y / T + g = argmax exp(y / T) / E, g = -log E).
+    the weights of L (argmax y / T + g = argmax exp(y / T) / E, g = -log E).
 
     L is float64 because merging takes differences: near y / T = 10^4 the fp32 numbers are 0.001
-    apart, and the odds of two groups would be off by as much.
+    apart, and the odds of two groups would have an error as large.
     """
     import torch
 
@@ -39,7 +36,7 @@ def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     largest = logits.amax(1)
     if temperature == 0:
         return largest.double(), logits.argmax(1)
-    # fp32 arithmetic knows no smaller temperature: 0 / T would be NaN.
+    # A smaller temperature is 0 in fp32, and 0 / T would be NaN.
     temperature = max(temperature, torch.finfo(torch.float32).tiny)
     # At zero mass nothing is subtracted: every weight is then 0, and L is -inf.
     shift = torch.where(largest > -torch.inf, largest, 0.0)

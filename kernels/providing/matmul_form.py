@@ -1,7 +1,7 @@
-"""The portable kernel without sampling: what `fsbench run --breakdown` sets against it.
+"""The portable kernel without sampling, with which `fsbench run --breakdown` compares it.
 
-It accumulates the same tiles of logits in the same way, and keeps of each row the largest only, so
-that the compiler cannot leave the matmul out. No noise, no token, no merging of candidates.
+It accumulates the same tiles of logits in the same way. It keeps only the largest logit of each
+row, so that the compiler cannot remove the matmul; no noise, no token, no merging of candidates.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ def _matmul_form_kernel(
 
 
 def build_matmul_form(problem: Problem, weight: Tensor, noise: str = "group") -> Launch:
-    """See Provider.matmul_form. noise: of the sampler, by which its tile shapes are looked up.
+    """Build the launch of Provider.matmul_form.
 
-    The launch returns, for each row and program, the largest logit, fp32 [programs, B]. Beyond the
-    vocabulary there are logits of 0: a tile is not cut where the vocabulary ends.
+    It returns the largest logit of each program and row, fp32 [programs, B]. Logits beyond the
+    vocabulary are 0 and count: a tile is not cut where the vocabulary ends.
+
+    Args:
+        noise: Form of noise of the sampler, which decides its tile shapes.
     """
     B, D, V = problem.B, problem.D, problem.V
     config = default_config(B, D, weight.device, weight.element_size(), noise)

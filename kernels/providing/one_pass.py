@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fsbench.provider import Tensor
 
 TOKENS_AT_ONCE = 2048
 NUM_WARPS = 2
 PROGRAMS_PER_MULTIPROCESSOR = 8
-"""A thread has one group of 32 tokens to itself. Of 28 settings tried on an H200 within 3 % of the
-best at every B: 4.4, 7, 13 and 30 us for [B, 151936] bf16 logits at B = 1, 16, 64 and 256."""
+"""A thread has one group of 32 tokens. Within 3 % of the best of 28 settings on an H200 at every B:
+4.4, 7, 13 and 30 us for [B, 151936] bf16 logits at B = 1, 16, 64 and 256."""
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -79,12 +75,12 @@ def gumbel_argmax(
         logits: [B, V] with contiguous rows, bf16, fp16 or fp32.
         seed, offset: int64 [1] on the same device.
         temperature: >= 0; 0 is greedy, and so is anything below 2^-120.
-        first_token: the first of these logits is of that token, a multiple of 128.
+        first_token: token of the first column, a multiple of 128.
         keys: return packed candidates (noise.keys.ordered_key) in place of tokens.
 
     Returns:
-        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is the
-        one fsbench.reference.expect gives for these logits with group noise.
+        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is
+        that of fsbench.reference.expect for these logits with group noise.
     """
     import torch
 

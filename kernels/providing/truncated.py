@@ -1,18 +1,11 @@
-"""What the samplers of truncated_sample share as providers."""
+"""Launches and capabilities of the samplers of truncated_sample."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsbench.kernels.providing.filters import filters_of, penalties_of
-from fsbench.kernels.providing.launches import WorkspaceLaunch, empty_hidden
+from fsbench.kernels.providing.launches import CallLaunch, empty_hidden
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fsbench.kernels.launch.heads import PreparedHead
+from fsbench.provider import Capabilities, Tensor
 
 CAPABILITIES = Capabilities(
     noise="group",
@@ -30,44 +23,32 @@ CAPABILITIES = Capabilities(
     mixed_filters=True,
     penalties=True,
 )
-"""What truncated_sample can do, by default."""
+"""Capabilities of truncated_sample with its defaults."""
 
 
 def unsupported_reason(problem: Problem) -> str | None:
-    """See Provider."""
+    """Return why a problem is not supported, or None."""
     from fsbench.kernels.checks.values import MAX_V
 
     return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
 
 
-class TruncatedLaunch(WorkspaceLaunch):
+class TruncatedLaunch(CallLaunch):
     """truncated_sample with the problem's filters and penalties.
 
-    screened: from a ScreenedHead, which is made here.
+    Args:
+        screened: Whether to draw from a ScreenedHead, which is made here.
     """
 
     def __init__(self, problem: Problem, weight: Tensor, screened: bool = False):
-        super().__init__(problem, weight)
-        self._head: Tensor | PreparedHead = weight
-        self._filters = filters_of(problem, weight.device)
-        self._penalties = penalties_of(problem, weight.device)
-        if screened:
-            from fsbench.kernels.fused.api import describe
-            from fsbench.kernels.screened.head import prepare_head
-
-            self._head = prepare_head(weight)
-            hidden, top_k = empty_hidden(problem, weight.device), self._filters["top_k"]
-            self.config = describe(hidden, self._head, top_k=top_k)
-
-    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels.fused.api import describe
+        from fsbench.kernels.screened.head import prepare_head
         from fsbench.kernels.truncated.api import truncated_sample
 
-        return truncated_sample(
-            hidden,
-            self._head,
-            temperature=self._temperature,
-            penalties=self._penalties,
-            seed=seed,
-            offset=offset,
-            **self._filters,
-        ).tokens
+        device = weight.device
+        filters, penalties = filters_of(problem, device), penalties_of(problem, device)
+        head = prepare_head(weight) if screened else weight
+        super().__init__(truncated_sample, problem, head, penalties=penalties, **filters)
+        if screened:
+            hidden = empty_hidden(problem, device)
+            self.config = describe(hidden, head, top_k=filters["top_k"])

@@ -1,4 +1,4 @@
-"""What the kernels offer to `fsbench tune`: configs to time, and tables to write."""
+"""Tile shapes that `fsbench tune` times, and the tables that it writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tuning(kernel: str) -> Tuning:
-    """What `fsbench tune` needs of a kernel of configs.tables.KERNELS."""
+    """Return the Tuning of a kernel of configs.tables.KERNELS."""
     return Tuning(
         kernel=kernel,
         buckets=KERNELS[kernel][1],
@@ -45,12 +45,12 @@ def _configs(kernel: str, problem: Problem) -> list[Any]:
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin - 2048
     if kernel == "screened":
-        found: list[Any] = [default_configs(B, D, device)[0], *screen.space(B, limit)]
+        configs: list[Any] = [default_configs(B, D, device)[0], *screen.space(B, limit)]
         if (properties.major, properties.minor) == (9, 0):
-            found += screen.hopper_space(B)
-        return list(dict.fromkeys(found))
-    in_use = default_config(B, D, device, 2, _noise(kernel))
-    return list(dict.fromkeys([in_use, *portable.space(B, limit)]))
+            configs += screen.hopper_space(B)
+        return list(dict.fromkeys(configs))
+    default = default_config(B, D, device, 2, _noise(kernel))
+    return list(dict.fromkeys([default, *portable.space(B, limit)]))
 
 
 def _noise(kernel: str) -> str:
@@ -73,9 +73,9 @@ def _prepared(weight: Tensor) -> ScreenedHead:
 def text(
     kernel: str, gpu_name: str, record: str, rows: Iterable[tuple[int, int | None, Any]]
 ) -> str:
-    """A table for one GPU that `read` understands; rows are (bucket, max_d, config)."""
+    """Return a table for one GPU as text for `tables.read`; rows are (bucket, max_d, config)."""
     head = {"kernels": [kernel], "gpus": [escape(gpu_name)], "record": record}
-    # Strings, integers, truth values and lists of them are written alike in JSON and in TOML.
+    # JSON and TOML write strings, integers, truth values and lists of them in the same way.
     lines = ["[[tiles]]", *(f"{name} = {json.dumps(value)}" for name, value in head.items())]
     lines.append("configs = [")
     for bucket, max_d, config in rows:

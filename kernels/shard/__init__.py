@@ -1,7 +1,7 @@
-"""A vocabulary over several GPUs: `VocabShard`, and how its ranks exchange candidates.
+"""A vocabulary over several GPUs: `VocabShard`, and the exchange of candidates by its ranks.
 
 May import: device, checks, noise, configs.
 """
 
 AREAS = 7
-"""Of slots, in the ranks' buffers: candidates, their logits, and five for the masses of rows."""
+"""Areas of slots in a rank's buffer: candidates, their logits, and five for the masses of rows."""

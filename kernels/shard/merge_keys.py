@@ -1,4 +1,4 @@
-"""Packed candidates of several ranks -> tokens, after a collective has brought them together."""
+"""Decode the best packed candidates of several ranks, after a collective has gathered them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _merge_keys_kernel(
 
 
 def merge_keys(keys: Tensor) -> Tensor:
-    """int64 [K, B] packed candidates -> int64 [B] tokens; -1 where the best is no valid draw."""
+    """Return the tokens, int64 [B], of the best packed candidates, int64 [K, B]; -1: undefined."""
     K, B = keys.shape
     if keys.device.type != "cuda":
         return unpack(keys.amax(0))

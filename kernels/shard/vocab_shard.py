@@ -1,8 +1,8 @@
-"""`VocabShard`: one rank's rows of an LM head, and its line to the ranks that have the others.
+"""`VocabShard`: one rank's rows of an LM head, and its buffers for the exchange with other ranks.
 
-What crosses the ranks is one word per row and sample (shard.exchange), through memory that all GPUs
-of an NVLink domain map: torch.distributed's symmetric memory. On a CPU the ranks use the process
-group's own collectives instead.
+Ranks send one word per row and sample (shard.exchange) through memory that all GPUs of an NVLink
+domain map: torch.distributed's symmetric memory. On a CPU the ranks use collectives of the process
+group instead.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.shard import AREAS
 
-if dist.is_available():  # some builds of torch are without it, and draw from whole heads
+if dist.is_available():  # builds of torch without it draw from whole heads
     import torch.distributed._symmetric_memory as symmetric
     from torch.distributed import ProcessGroup
 
 SHARD_UNIT = 256
-"""Shards begin at multiples of it: the widest tile, so that a tile and the groups of its noise lie
-in one shard, and its logits are summed up in the order of one GPU."""
+"""Shards begin at multiples of the widest tile. So a tile and the groups of its noise are in one
+shard, and its logits are summed in the order of one GPU."""
 _SLOTS = 4096
 
 
 class Line(NamedTuple):
-    """What a kernel needs to reach the other ranks; see shard.exchange.send.
+    """Buffers that a kernel needs to reach the other ranks; see shard.exchange.send.
 
-    buffer: int64 [2, ranks, AREAS, slots], this rank's, written by all ranks.
-    buffers: int64 [ranks], the addresses of all of them. counts: int32 [AREAS, slots].
+    Attributes:
+        buffer: int64 [2, ranks, AREAS, slots], of this rank, written by all ranks.
+        buffers: int64 [ranks], addresses of the buffers of all ranks.
+        counts: int32 [AREAS, slots].
+        handle: Keeps the symmetric memory alive.
     """
 
     buffer: Tensor
@@ -62,10 +65,10 @@ def unpack(keys: Tensor) -> Tensor:
 
 
 def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
-    """Where shards of these sizes begin, moved up to multiples of SHARD_UNIT; and the last's end.
+    """Return the first token of each shard, rounded up to multiples of SHARD_UNIT, and the end.
 
     Raises:
-        InvalidArgument: a rank is left without a token, or the shards have too few.
+        InvalidArgument: A rank has no token, or the shards have too few.
     """
     bounds = [0]
     for size in sizes:
@@ -85,32 +88,34 @@ def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
 
 
 class VocabShard(Keyed):
-    """The rows of an LM head's weight that this rank has, for flash_sample in place of the weight.
+    """This rank's rows of an LM head's weight, which flash_sample takes in place of the weight.
+
+    All ranks construct it together. The tokens of a shard begin at a multiple of 256: rows before
+    it move to the previous rank, whose shard is then copied, once. A split with bounds at such
+    multiples (`even_blocks`) copies nothing. If a shard is a copy, a weight that has changed is
+    refused until all ranks call `refresh`.
+
+    Calls with one VocabShard follow each other on every rank, on one stream or ordered by events,
+    in the same order on all ranks, as with any collective. Two VocabShards are independent. A rank
+    that waits ten minutes for another stops with a CUDA error.
 
     Args:
         weight: [rows, D] of this rank, contiguous. The shards of a group's ranks, in their order,
             are the rows of the whole weight; they may differ in size.
-        group: a process group of torch.distributed, the default one if None. On GPUs its ranks
-            must be GPUs of one NVLink domain (symmetric memory has to be possible between them).
-        vocab_size: of the whole vocabulary, if padding rows follow the tokens.
-        slots: rows times samples that one call can draw, at most.
+        group: A process group of torch.distributed; the default group if None. On GPUs its ranks
+            must be GPUs of one NVLink domain, which can share symmetric memory.
+        vocab_size: Size of the whole vocabulary, if padding rows follow the tokens.
+        slots: Most rows times samples of one call.
 
-    All ranks construct it together. Shards are used from a multiple of 256 tokens to the next:
-    rows before the first one move to the rank before, whose shard is then copied, once. A split
-    with bounds at such multiples (`even_blocks`) copies nothing. Where something is copied, a
-    weight that has changed is refused until all ranks call `refresh`.
-
-    Calls with one VocabShard follow each other on every rank, on one stream or ordered by events,
-    and in the same order on all ranks, as with any collective; two of them are independent. A rank
-    that waits ten minutes for another stops with a CUDA error.
-
-    Attributes: weight [num_tokens or more, D], first_token, num_tokens: what this rank draws from.
-    vocab_size, rank, ranks, group.
+    Attributes:
+        weight: [num_tokens or more, D], the rows that this rank draws from.
+        first_token, num_tokens: Their tokens.
+        vocab_size, rank, ranks, group: As passed, or of the group.
 
     Raises:
-        InvalidType, InvalidArgument: a weight that flash_sample would not take, D, dtype or device
-            that differ between ranks, a rank that is left without a token, or no process group.
-        RuntimeError: torch's own, where there is no symmetric memory.
+        InvalidType, InvalidArgument: A weight that flash_sample does not take; D, dtype or device
+            that differ between ranks; a rank without a token; or no process group.
+        RuntimeError: From torch, if there is no symmetric memory.
     """
 
     instead = "construct it on all ranks of its group, of the weight"
@@ -123,7 +128,6 @@ class VocabShard(Keyed):
         vocab_size: int | None = None,
         slots: int = _SLOTS,
     ):
-
         if not isinstance(weight, torch.Tensor):
             raise InvalidType(f"weight: expected a tensor; got {type(weight).__name__}")
         check_matrices(weight[:1], weight)
@@ -131,14 +135,14 @@ class VocabShard(Keyed):
         self.group = _process_group(group)
         self.rank = dist.get_rank(self.group)
         self.ranks = dist.get_world_size(self.group)
-        mine = (weight.shape[1], weight.dtype, weight.device.type)
+        form = (weight.shape[1], weight.dtype, weight.device.type)
         facts: list[tuple[int, tuple[object, ...]]] = [(0, ())] * self.ranks
-        dist.all_gather_object(facts, (len(weight), mine), self.group)
-        for rank, (_, theirs) in enumerate(facts):
-            if theirs != mine:
+        dist.all_gather_object(facts, (len(weight), form), self.group)
+        for rank, (_, other) in enumerate(facts):
+            if other != form:
                 raise InvalidArgument(
-                    f"weight: expected D, dtype and device alike on all ranks; got {mine} "
-                    f"on rank {self.rank}, {theirs} on rank {rank}"
+                    f"weight: expected the same D, dtype and device on all ranks; got {form} "
+                    f"on rank {self.rank}, {other} on rank {rank}"
                 )
         sizes = [size for size, _ in facts]
         V = check_integer("vocab_size", sum(sizes) if vocab_size is None else vocab_size, 1, 2**31)
@@ -154,24 +158,24 @@ class VocabShard(Keyed):
         self.register()
 
     def check_source(self) -> None:
-        """Refuse a weight that was written to since, as far as torch knows (checks.identity).
+        """Refuse a weight that torch knows to be written to since its rows were copied.
 
-        A split that copies nothing draws from the rows themselves, whatever is in them.
+        See checks.identity. A split that copies nothing draws from the current rows.
 
         Raises:
-            InvalidArgument: the weight has changed, and some rank draws from a copy of its rows.
+            InvalidArgument: The weight has changed, and a rank draws from a copy of its rows.
         """
         sizes, bounds = self._split
         if any(bound != sum(sizes[:rank]) for rank, bound in enumerate(bounds[:-1])):
             self._source.check("shard", self._rows)
 
     def refresh(self, weight: Tensor | None = None) -> None:
-        """Take this rank's rows as they are now, or others in their place; all ranks together.
+        """Take the current values of this rank's rows, or another weight, on all ranks together.
 
-        Rows that are a copy are copied again in place, so that CUDA graphs go on with them.
+        Copied rows are copied again in place, so that CUDA graphs read the new values.
 
         Raises:
-            InvalidType, InvalidArgument: a weight of another shape, dtype or device than before.
+            InvalidType, InvalidArgument: A weight of another shape, dtype or device than before.
         """
         old, new = self._rows, self._rows if weight is None else weight
         check_tensor("weight", new, [old.dtype], [tuple(old.shape)], old.device)
@@ -184,18 +188,17 @@ class VocabShard(Keyed):
             self.weight = rows
 
     def gather(self, values: Tensor) -> Tensor:
-        """values of all ranks, stacked in their order, by a collective of the group."""
-
+        """Return the values of all ranks, stacked in their order, by a collective of the group."""
         stacked = values.new_empty(self.ranks * values.numel())
-        # Its name before torch 2.13, and since.
+        # all_gather_single since torch 2.13
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(stacked, values.flatten(), self.group)
         return stacked.view(self.ranks, *values.shape)
 
     def best_of_ranks(self, tokens: Tensor, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens [B] of the best scores over all ranks, the lowest of equal ones; their values.
+        """Return the tokens [B] of the best scores over all ranks, and their values [B].
 
-        -1 where the best score is not finite.
+        Of equal scores the lowest token; -1 if the best score is not finite.
         """
         all_scores = self.gather(scores)
         best = all_scores.argmax(0, keepdim=True)  # the first: lower ranks have lower tokens
@@ -211,26 +214,27 @@ def _process_group(group: object) -> ProcessGroup:
     """Return the group, or torch's default one for None.
 
     Raises:
-        InvalidType: another object. InvalidArgument: there is no default group.
+        InvalidType: It is another object.
+        InvalidArgument: There is no default group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise InvalidArgument(
             "group: expected a process group; torch.distributed has none: call "
             "torch.distributed.init_process_group before"
         )
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, ProcessGroup):
-        raise InvalidType(f"group: expected a process group; got {type(found).__name__}")
-    return found
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, ProcessGroup):
+        raise InvalidType(f"group: expected a process group; got {type(group).__name__}")
+    return group
 
 
 def reachable(shard: VocabShard | None) -> bool:
-    """Whether a kernel can reach the other ranks, if there are any."""
+    """Return whether a kernel can reach the other ranks, if there are any."""
     return shard is None or shard.ranks == 1 or shard.line is not None
 
 
 def even_blocks(V: int, ranks: int) -> list[int]:
-    """Bounds of a split of V tokens at multiples of 256, as even as can be; ranks + 1 of them.
+    """Return the ranks + 1 bounds of the most even split of V tokens at multiples of 256.
 
     Raises:
         InvalidType, InvalidArgument: V or ranks is no integer, or below 1.
@@ -244,27 +248,25 @@ def even_blocks(V: int, ranks: int) -> list[int]:
 def _rows_of_blocks(
     weight: Tensor, sizes: list[int], bounds: list[int], rank: int, group: ProcessGroup
 ) -> Tensor:
-    """This rank's rows from its bound to the next: a view, or a copy with rows of later ranks."""
-
+    """Return this rank's rows between its bounds: a view, or a copy with rows of later ranks."""
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    mine = weight[bounds[rank] - starts[rank] : bounds[rank + 1] - starts[rank]]
-    # A shard gives the rows before its first block to the rank before.
-    for giver in range(1, len(sizes)):
-        given = bounds[giver] - starts[giver]
-        if given == 0:
+    shard = weight[bounds[rank] - starts[rank] : bounds[rank + 1] - starts[rank]]
+    # A rank sends the rows before its first block to the previous rank.
+    for sender in range(1, len(sizes)):
+        number = bounds[sender] - starts[sender]
+        if number == 0:
             continue
-        rows = weight[:given] if giver == rank else weight.new_empty(given, weight.shape[1])
-        dist.broadcast(rows, dist.get_global_rank(group, giver), group)
-        if giver == rank + 1:
-            mine = torch.cat((mine, rows))
-    return mine
+        rows = weight[:number] if sender == rank else weight.new_empty(number, weight.shape[1])
+        dist.broadcast(rows, dist.get_global_rank(group, sender), group)
+        if sender == rank + 1:
+            shard = torch.cat((shard, rows))
+    return shard
 
 
 def _line(shard: VocabShard, slots: int) -> Line:
-    """Buffers of all ranks in symmetric memory, all zero."""
-
+    """Allocate the buffers of all ranks in symmetric memory, filled with zeros."""
     device = shard.weight.device
-    # Only plain loads and stores are used; a multicast object takes resources of the host.
+    # Only plain loads and stores are used; a multicast object needs resources of the host.
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
     with torch.cuda.device(device):
@@ -272,12 +274,12 @@ def _line(shard: VocabShard, slots: int) -> Line:
         handle = symmetric.rendezvous(buffer, shard.group)
         buffer.zero_()
         torch.cuda.synchronize()
-        # A tensor may begin anywhere in what was mapped.
+        # A tensor may begin anywhere in the mapped memory.
         offsets = [0] * shard.ranks
         offset = buffer.data_ptr() - handle.buffer_ptrs[shard.rank]
         dist.all_gather_object(offsets, offset, shard.group)  # and all buffers are zero now
         addresses = [
-            pointer + behind for pointer, behind in zip(handle.buffer_ptrs, offsets, strict=True)
+            start + shift for start, shift in zip(handle.buffer_ptrs, offsets, strict=True)
         ]
         return Line(
             buffer,

@@ -1,4 +1,4 @@
-"""`fsbench warm`: compiling what public calls launch, for a GPU that need not be there.
+"""`fsbench warm`: compile the kernels of public calls, for a GPU that need not be present.
 
-May import: everything up to the public calls, as these are run. The command alone imports it.
+May import: everything up to the public calls, which it runs. Only the command imports it.
 """

@@ -1,11 +1,11 @@
-"""Compiling kernels for a GPU without touching one: what calls would launch, into Triton's cache.
+"""Compile the kernels of public calls into Triton's cache, for a GPU that need not be present.
 
 Triton's key of a kernel has its version and that of ptxas, the environment variables that it reads,
 the compute capability, the source, and the types and alignments of the arguments. None of that
-needs the GPU. So the public functions run here on tensors without memory, on a driver that knows
-the GPU's figures only, and Triton's own code derives the keys, as it does at a launch.
+needs the GPU. So the public functions run here on tensors without memory, with a driver that only
+has the GPU's properties, and Triton derives the keys as at a launch.
 
-It replaces Triton's driver and some of torch.cuda, so it runs in processes of its own.
+It replaces Triton's driver and some of torch.cuda, so it runs in separate processes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ _CLOCKS = ("clock_rate", "memory_clock_rate", "memory_bus_width")
 
 
 class Chip(NamedTuple):
-    """What decides how a GPU's kernels are compiled, and which.
+    """Properties of a GPU that decide which kernels are compiled, and how.
 
-    shared_bytes: a program may use, opted in. clocks: as torch's clock_rate, memory_clock_rate (in
-    kHz) and memory_bus_width tell them; 0 where it does not. amd: architecture of an AMD GPU.
+    Attributes:
+        shared_bytes: Shared memory that a program may use, opted in.
+        clocks: torch's clock_rate, memory_clock_rate (in kHz) and memory_bus_width; 0 if torch does
+            not report one.
+        amd: Architecture of an AMD GPU, else "".
     """
 
     name: str
@@ -57,18 +60,18 @@ class Chip(NamedTuple):
     amd: str = ""
 
     @classmethod
-    def here(cls) -> Chip:
-        """The current GPU.
+    def current(cls) -> Chip:
+        """Return the current GPU.
 
         Raises:
-            DeviceUnavailable: torch sees none.
+            DeviceUnavailable: torch sees no GPU.
         """
         if not torch.cuda.is_available():
             raise DeviceUnavailable("--gpu: torch sees no CUDA device here; name the GPU, as h200")
-        found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        capability, shared = (found.major, found.minor), found.shared_memory_per_block_optin
-        clocks = tuple(getattr(found, name, 0) for name in _CLOCKS)
-        return cls(found.name, capability, found.multi_processor_count, shared, clocks)
+        gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        clocks = tuple(getattr(gpu, name, 0) for name in _CLOCKS)
+        shared = gpu.shared_memory_per_block_optin
+        return cls(gpu.name, (gpu.major, gpu.minor), gpu.multi_processor_count, shared, clocks)
 
 
 CHIPS = {
@@ -77,19 +80,24 @@ CHIPS = {
     "h200": Chip("NVIDIA H200", (9, 0), 132, 232448, (1980000, 3201000, 6144)),
     "b200": Chip("NVIDIA B200", (10, 0), 148, 232448, (1965000, 3996000, 8192)),
 }
-"""GPUs that need not be there."""
+"""GPUs that need not be present."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What kernels take on GPUs."""
+"""Element types of kernels on GPUs."""
 
 REQUESTS = ("plain", "rows", "greedy", "logprobs", "filters", "row-filters")
-"""Kinds of calls: numbers for all rows; temperature, seed and step of each row, as engines call;
-T = 0; log-probabilities of such rows; top-k and top-p for all; filters of each row."""
+"""Calls: numbers for all rows; temperature, seed and step of each row, as in engines; T = 0;
+log-probabilities, with values of each row; top-k and top-p for all rows; filters of each row."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of call on an LM head, which makes that call on zeros. dtype: bf16 or fp16."""
+    """One of REQUESTS for an LM head; calling it makes the request with zeros.
+
+    Attributes:
+        request: One of REQUESTS.
+        dtype: bf16 or fp16.
+    """
 
     request: str
     B: int
@@ -121,10 +129,12 @@ class Shape:
 
 
 class Compiled(NamedTuple):
-    """A kernel that is compiled.
+    """A compiled kernel.
 
-    call: the first of the calls that launches it. number, total: of this kernel among all that are
-    known so far. cached: whether the kernel was in Triton's cache before.
+    Attributes:
+        call: Index of the first call that launches it.
+        cached: Whether the kernel was in Triton's cache before.
+        number, total: Number of this kernel, and of all kernels that are known so far.
     """
 
     kernel: str
@@ -136,7 +146,7 @@ class Compiled(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel, Triton's key of what it is compiled for, and a function that compiles it."""
+    """A kernel, Triton's key of its specialization, and a function that compiles it."""
 
     kernel: JITFunction[Any]
     key: str
@@ -144,7 +154,7 @@ class Launch(NamedTuple):
 
 
 class _Driver:
-    """Triton's driver, for a GPU of which no more than the architecture is asked."""
+    """A Triton driver that only reports the architecture of a GPU."""
 
     def __init__(self, chip: Chip):
         major, minor = chip.capability
@@ -167,17 +177,18 @@ _Key = tuple[str, str]  # a kernel's module and name, and Triton's key of it
 def compiled(
     chip: Chip, calls: Sequence[Callable[[], object]], processes: int
 ) -> Iterator[Compiled]:
-    """Compile what these calls launch on a GPU, in parallel; yield each kernel when it is ready.
+    """Compile the kernels of calls in parallel, earlier calls first; yield each when ready.
 
-    Kernels of earlier calls are compiled first. The work is done by a new process and its children,
-    because this process may use CUDA or have threads.
+    A new process and its children do the work, because this process may use CUDA or have threads.
 
     Args:
-        calls: functions that pickle can carry to another process; they allocate on `cuda`.
+        chip: The GPU.
+        calls: Functions that pickle supports; they allocate on `cuda`.
+        processes: Most kernels that are compiled at a time.
 
     Raises:
-        InvalidArgument: Triton interprets here.
-        RuntimeError: a kernel does not compile, or a process died.
+        InvalidArgument: Triton is in interpreter mode.
+        RuntimeError: A kernel does not compile, or a process died.
     """
     if triton.knobs.runtime.interpret:
         raise InvalidArgument("TRITON_INTERPRET: expected 0 or nothing, to compile; got 1")
@@ -199,7 +210,7 @@ def _send_compiled(
     sender: Connection, chip: Chip, calls: Sequence[Callable[[], object]], processes: int
 ) -> None:
     """Send each kernel that is compiled, then None or the error."""
-    with suppress(BrokenPipeError):  # nobody listens any more
+    with suppress(BrokenPipeError):  # the receiver was closed
         try:
             for kernel in compile_with_forks(chip, calls, processes):
                 sender.send(kernel)
@@ -212,10 +223,10 @@ def _send_compiled(
 
 
 def _received(receiver: Connection) -> Any:
-    """Receive what another process sends; raise what it raised.
+    """Receive an object from another process; raise it if it is an exception.
 
     Raises:
-        RuntimeError: the process died.
+        RuntimeError: The process died.
     """
     try:
         event = receiver.recv()
@@ -238,7 +249,7 @@ def compile_with_forks(
     which therefore makes no call again. Nothing in this process can use a GPU afterwards.
 
     Args:
-        on_ready: is told the number of each call as soon as all of its kernels are compiled.
+        on_ready: Called with the number of each call as soon as all of its kernels are compiled.
     """
     use_cpu_guard()
     context = multiprocessing.get_context("fork")
@@ -254,7 +265,7 @@ def compile_with_forks(
             on_ready(number)
 
     def step(seconds: float | None) -> Iterator[Compiled]:
-        """Start what there is room for; yield what is compiled within some seconds."""
+        """Start processes up to the limit; yield kernels that are compiled within `seconds`."""
         while queue and len(running) < processes:
             key, call, launch = queue.popleft()
             receiver, sender = context.Pipe(duplex=False)
@@ -301,7 +312,7 @@ def _launches_of(chip: Chip, call: Callable[[], object]) -> dict[_Key, Launch]:
 
 
 def _hash_ahead(launches: Sequence[Launch]) -> None:
-    """Compute what Triton's cache keys share, which it remembers, before processes are forked."""
+    """Compute the shared parts of Triton's cache keys before processes are forked."""
     with suppress(OSError):  # the compilation that needs it reports it
         triton_key()
         make_backend(triton.runtime.driver.active.get_current_target()).hash()
@@ -310,7 +321,7 @@ def _hash_ahead(launches: Sequence[Launch]) -> None:
 
 
 def _send_compilation(sender: Connection, key: _Key, launch: Launch) -> None:
-    """Compile a kernel; send how long it took and whether the cache had it, or the error."""
+    """Compile a kernel; send the seconds it took and whether it was cached, or the error."""
     hits: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: object) -> None:
@@ -329,8 +340,8 @@ def _send_compilation(sender: Connection, key: _Key, launch: Launch) -> None:
 def use_cpu_guard() -> None:
     """Let torch index fake tensors of `cuda` in this process without a GPU and without a driver.
 
-    c10's table of device guards is indexed by DeviceType: 0 is the CPU, 1 is CUDA. CUDA's entry is
-    replaced, so nothing in this process can use a GPU afterwards.
+    DeviceType (0 is the CPU, 1 is CUDA) is the index of c10's table of device guards. The entry of
+    CUDA is replaced, so nothing in this process can use a GPU afterwards.
     """
     c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
@@ -339,25 +350,25 @@ def use_cpu_guard() -> None:
 
 @contextmanager
 def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
-    """Run public calls on tensors of `cuda` without memory; note what each launch would compile.
+    """Run public calls on tensors of `cuda` without memory; record what each launch would compile.
 
-    Nothing is compiled, and an operator runs its own code. Triton's driver stays the chip's.
+    Nothing is compiled, and an operator runs its Python code. Triton's driver remains replaced.
     """
     triton.runtime.driver.set_active(_Driver(chip))
     forget_workspaces()  # tensors of an earlier FakeTensorMode cannot be used in this one
-    LAUNCHES.clear()  # a cached launch would go past Triton, and not be noted
+    LAUNCHES.clear()  # a cached launch would skip Triton, and not be recorded
     launches: list[Launch] = []
     compile_, run = JITFunction._do_compile, JITFunction.run
 
-    def note(self: Any, key: str, *rest: Any) -> None:
-        launches.append(Launch(self, key, partial(compile_, self, key, *rest)))
+    def record(self: Any, key: str, *arguments: Any) -> None:
+        launches.append(Launch(self, key, partial(compile_, self, key, *arguments)))
 
     properties = mock.Mock(
         multi_processor_count=chip.multiprocessors,
         shared_memory_per_block_optin=chip.shared_bytes,
         **dict(zip(_CLOCKS, chip.clocks, strict=True)),
     )
-    properties.name = chip.name  # which Mock takes for its own
+    properties.name = chip.name  # an argument `name` would name the Mock
     cuda: dict[str, Any] = {
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: chip.capability,
@@ -371,7 +382,7 @@ def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
         mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
         mock.patch.object(api, "is_traced", lambda tensor: False),
         mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **k: op._init_fn(*a, **k)),
-        mock.patch.object(JITFunction, "_do_compile", note),
+        mock.patch.object(JITFunction, "_do_compile", record),
         mock.patch.object(JITFunction, "run", lambda *a, **k: run(*a, **{**k, "warmup": True})),
         FakeTensorMode(),
     ):

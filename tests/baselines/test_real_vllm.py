@@ -1,8 +1,8 @@
 """`vllm_gumbel` on vLLM's own sampler, from its files, with its kernels in the interpreter.
 
-The files are those of build/engines, which `make check-engines` downloads; without them all is
-skipped. What they import of the rest of vLLM is stubs, and host buffers are plain memory. Triton's
-filters do not run in the interpreter; below 8 rows vLLM sorts.
+`make check-engines` downloads the files to build/engines; without them all tests are skipped. The
+other modules of vLLM are stubs, and host buffers are plain memory. Triton's filters do not run in
+the interpreter; below 8 rows vLLM sorts.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def sampler():
         pytest.skip(f"no {FOLDER}/vllm-0.26.0: run `make check-engines`")
     patch = pytest.MonkeyPatch()
     patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    here = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: False)
+    platform = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: False)
     for name, parts in {
         "triton_utils": dict(tl=tl, triton=triton, HAS_TRITON=True,
                              tldevice=types.SimpleNamespace(log1p=log1p)),
-        "platforms": dict(current_platform=here),
+        "platforms": dict(current_platform=platform),
         "envs": dict(VLLM_COMPUTE_NANS_IN_LOGITS=False),
         "logger": dict(init_logger=lambda name: None),
         "utils.math_utils": dict(cdiv=triton.cdiv, next_power_of_2=triton.next_power_of_2),
@@ -110,20 +110,22 @@ def sampler():
         del sys.modules[name]
 
 
-def tokens(sampler, seed=5, step=9, **of):
-    problem = Problem(5, 64, 1500, "fp32", **{"temperature": 0.5, "device": "cpu", **of})
+def tokens(sampler, seed=5, step=9, **options):
+    problem = Problem(5, 64, 1500, "fp32", **{"temperature": 0.5, "device": "cpu", **options})
     hidden, weight, logits = exact_head(problem, random_logits(problem, 0))
     launch = sampler.build(problem, weight)
     return launch(hidden, torch.tensor([seed]), torch.tensor([step])), logits
 
 
-@pytest.mark.parametrize("of", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}])
-def test_what_leaves_one_token_is_greedy(sampler, of):
-    found, logits = tokens(sampler, **of)
-    assert torch.equal(found, logits.argmax(1))
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}]
+)
+def test_options_that_leave_one_token_are_greedy(sampler, options):
+    drawn, logits = tokens(sampler, **options)
+    assert torch.equal(drawn, logits.argmax(1))
 
 
-def test_seed_and_step_count_and_draws_come_again(sampler):
+def test_draws_depend_on_seed_and_step_and_repeat(sampler):
     hot = {"temperature": 8.0}
     first = tokens(sampler, **hot)[0]
     assert torch.equal(first, tokens(sampler, **hot)[0])
@@ -135,9 +137,8 @@ def test_the_full_call_has_seeds_and_temperatures(sampler):
     problem = Problem(5, 64, 1500, "fp32", device="cpu")
     hidden, weight, logits = exact_head(problem, random_logits(problem, 0))
     T = torch.tensor([0.5, 2.0, 0.0, 1.0, 1.0])
-    given = {"offset": torch.tensor([3]), "temperature": T}
-    drawn = sampler.sample(hidden, weight, seed=torch.arange(5), **given)
-    assert drawn.tokens[2] == logits[2].argmax()
-    moved = sampler.sample(hidden.flip(0), weight, seed=torch.arange(5).flip(0), **{
-        **given, "temperature": T.flip(0)})  # fmt: skip
-    assert torch.equal(moved.tokens.flip(0), drawn.tokens)
+    seed, offset = torch.arange(5), torch.tensor([3])
+    drawn = sampler.sample(hidden, weight, seed=seed, offset=offset, temperature=T).tokens
+    assert drawn[2] == logits[2].argmax()
+    flipped = {"seed": seed.flip(0), "offset": offset, "temperature": T.flip(0)}
+    assert torch.equal(sampler.sample(hidden.flip(0), weight, **flipped).tokens.flip(0), drawn)

@@ -1,8 +1,8 @@
-"""Every cell of `fsbench list --capabilities`, as far as it can be exercised here.
+"""Every capability of `fsbench list --capabilities`, as far as it can be exercised here.
 
-The battery of `fsbench verify` asks small problems on CPU tensors; on a GPU tests/fsbench/verify
-runs it whole. What it does not ask has a check here. No verdict flickers: logits are exact, and
-counters and torch's generators are set before each call.
+On CPU tensors the battery of `fsbench verify` runs on small problems; on a GPU tests/fsbench/verify
+runs it whole. Other capabilities have a check here. Verdicts repeat: logits are exact, and seeds,
+steps and torch's generators are set before each call.
 """
 
 from __future__ import annotations
@@ -28,16 +28,23 @@ from fsbench import reference
 from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
-from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight, serving
+from fsbench.inputs import (
+    TORCH_DTYPES,
+    head_with_logits,
+    make_hidden,
+    make_weight,
+    quantized,
+    serving,
+)
 from fsbench.problem import Problem
-from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
+from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider, QuantizedWeight
 from fsbench.verify import call, invariance, verify
 from fsbench.verify.check import Check, Setting
 from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FOUND = discover()
+ENTRIES = discover()
 SIZES = {"cpu": (6, 16, 200), "cuda": (48, 64, 5003)}
 """(B, D, V) by device: in the interpreter, one tile of a kernel that takes 0.1 s for it."""
 
@@ -60,23 +67,26 @@ BATTERY = {
 @pytest.fixture
 def small(monkeypatch, request, effort):
     """On a CPU problems of one or two tiles, one launch, no statistics, and nothing compiled."""
-    if request.node.callspec.params.get("device") == "cuda":
+    params = request.node.callspec.params
+    if params.get("device") == "cuda":
         return
     request.getfixturevalue("eager")
-    sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (1, 16)}
+    # A fused kernel has tiles of 16 rows, a kernel over stored logits a program for each row.
+    stored = "provider" in params and not params["provider"].capabilities.fused
+    sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (3,) if stored else (12,)}
     sizes |= {"any_shapes": sizes["shapes"], "any_sizes": sizes["sizes"]}
     sizes |= {"vocabulary": 300, "call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
     effort("ci", **sizes)
     fits = Check("fit", True, "not asked", p_value=1.0)
     for module, values in (
         (call, {"_ROWS": 16, "_VOCABULARY": 200, "_MASK_ROWS": 4, "all_fit": lambda *_: fits}),
-        (invariance, {"_BATCH": 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
+        (invariance, {"_BATCH": 5 if stored else 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
     ):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
 
 
-# What the battery does not ask
+# Checks that the battery does not have
 
 
 def logits_of(
@@ -107,7 +117,7 @@ def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Te
 
 
 def step(launch: Launch, hidden: Tensor, offset: int = 9) -> Tensor:
-    """What one launch returns."""
+    """Output of one launch."""
     torch.manual_seed(0)
     device = hidden.device.type
     return launch(hidden, counter(5, device), counter(offset, device)).clone()
@@ -139,12 +149,13 @@ def check_fused(provider: Provider, device: str, dtype: str) -> None:
 
     Their vocabulary is large: scratch memory for every program does not grow with it.
     """
-    logits = logits_of(device, rows=16, V=2**16 if device == "cpu" else 2**19)
+    sizes = {"rows": 4, "V": 2**16} if device == "cpu" else {"rows": 16, "V": 2**19}
+    logits = logits_of(device, **sizes)
     launch, hidden = launched(provider, logits, dtype)
-    step(launch, hidden)  # what is allocated once and kept is no part of a step
+    step(launch, hidden)  # allocations that are kept are no part of a step
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
         step(launch, hidden)
-    # Of an operator the profiler gives what it allocated less what it freed: all that it leaves.
+    # For an operator the profiler reports allocated less freed bytes.
     field = "self_cpu_memory_usage" if device == "cpu" else "self_device_memory_usage"
     largest = max(getattr(event, field) for event in memory.events())
     stored = logits.numel() * hidden.element_size()
@@ -169,7 +180,7 @@ def check_graph_safe(provider: Provider, device: str, dtype: str) -> None:
 
 
 def check_host_sync_free(provider: Provider, device: str, dtype: str) -> None:
-    """torch sees no synchronization in a launch, nor in a full call with all that is claimed."""
+    """torch sees no synchronization in a launch, nor in a full call with all claimed options."""
     logits = logits_of(device)
     launch, hidden = launched(provider, logits, dtype)
     seed, offset = counter(5, device), counter(9, device)
@@ -216,7 +227,7 @@ def check_bias(provider: Provider, device: str, dtype: str) -> None:
 
 
 def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
-    """The samples of a row are the oracle's of their numbers; of other noise, see `samples`."""
+    """Sample n of a row is the oracle's sample n; samplers with other noise have `samples`."""
     logits = logits_of(device)
     tokens = drawn(provider, logits, dtype, num_samples=3)
     assert tokens.shape == (len(logits), 3)
@@ -227,40 +238,58 @@ def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
             assert expected.accepts(column).all(), number
 
 
-OWN: dict[str, Callable[[Provider, str, str], None]] = {
+def check_quantized(provider: Provider, device: str, dtype: str) -> None:
+    """With a quantized head it draws from the head's numbers, as from a weight of these numbers."""
+    shape = (6, 32, 200) if device == "cpu" else (48, 256, 5003)
+    for form in provider.capabilities.quantized:
+        problem = Problem(*shape, dtype, 0.8, device, "normal:3", weights=form)
+        assert provider.unsupported_reason(problem) is None
+        hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+        launch = provider.build(problem, quantized(weight, form))
+        out = step(launch, hidden)
+        check = check_on_problem(provider, problem, launch, hidden, weight)
+        assert check.passed, check
+        if provider.capabilities.noise or provider.kind is Kind.SCORE:
+            plain = provider.build(replace(problem, weights=""), weight)
+            assert torch.equal(step(plain, hidden), out)
+
+
+CHECKS: dict[str, Callable[[Provider, str, str], None]] = {
     "dtypes": check_dtypes,
     "fused": check_fused,
     "graph_safe": check_graph_safe,
     "host_sync_free": check_host_sync_free,
     "bias": check_bias,
     "num_samples": check_num_samples,
+    "quantized": check_quantized,
 }
-"""By the name of the field of Capabilities."""
+"""Capability -> its check here."""
 
 NEED_CUDA = {"graph_safe", "host_sync_free"}
-"""What these promise has no meaning on a CPU."""
+"""Capabilities without a meaning on a CPU."""
 
 NEED_COMPILER = {*NEED_CUDA, "fused"}
-"""Of a Triton kernel: the interpreter keeps tiles in numpy's memory, which no profiler sees."""
+"""Capabilities that the interpreter cannot show: it keeps tiles in numpy's memory."""
 
 
-def ask(provider: Provider, what: str, device: str, dtype: str) -> None:
-    """Fails unless a sampler passes one check: of OWN, or of the battery."""
-    if what in OWN:
-        OWN[what](provider, device, dtype)
+def require(provider: Provider, check: str, device: str, dtype: str) -> None:
+    """Fail unless a sampler passes one check: of CHECKS, or of the battery."""
+    if check in CHECKS:
+        CHECKS[check](provider, device, dtype)
     else:  # at a temperature whose neglect shows
         setting = Setting(device, dtype, 0.5, weights=form_of(provider))
-        (check,) = verify(provider, setting, "ci", [what])
-        assert check.passed, check
+        (result,) = verify(provider, setting, "ci", [check])
+        assert result.passed, result
 
 
 # Samplers that are shipped
 
 
 def on_cpu(entry: Found) -> tuple[Provider, set[str], tuple] | None:
-    """(sampler, capabilities that it cannot show, marks) on CPU tensors; None if it cannot run.
+    """Return (sampler, capabilities that it cannot show, marks) for CPU tensors, if it can run.
 
-    A Triton sampler runs in the interpreter: not in bf16, which that multiplies wrongly.
+    A Triton sampler runs in the interpreter, but not in bf16, which the interpreter multiplies
+    wrongly.
     """
     provider = entry.provider
     if not entry.unavailable_reason("cpu"):
@@ -274,36 +303,37 @@ def on_cpu(entry: Found) -> tuple[Provider, set[str], tuple] | None:
 
 
 def cells(entry: Found) -> Iterator:
-    """What is asked of a sampler: (entry, provider, check, device, dtype); every dtype once."""
-    found = {"cuda": (entry.provider, set(), (pytest.mark.gpu,)), "cpu": on_cpu(entry)}
-    for device, one in found.items():
-        if one is None or device not in one[0].capabilities.devices:
+    """Yield (entry, provider, check, device, dtype): each check in one dtype, each dtype once."""
+    subjects = {"cuda": (entry.provider, set(), (pytest.mark.gpu,)), "cpu": on_cpu(entry)}
+    for device, subject in subjects.items():
+        if subject is None or device not in subject[0].capabilities.devices:
             continue
-        provider, beyond, marks = one
-        able = provider.capabilities
-        asked = [
-            (what, able.dtypes[0]) for what in OWN if what not in beyond and getattr(able, what)
-        ]
-        asked += [("dtypes", dtype) for dtype in able.dtypes[1:]]
-        draws = provider.kind is not Kind.LOWER_BOUND
-        if provider.kind is Kind.TRUNCATED or (device == "cpu" and draws):
+        provider, hidden, marks = subject
+        able, kind = provider.capabilities, provider.kind
+        checks = {name for name in CHECKS if name not in hidden and getattr(able, name)}
+        if kind is Kind.TRUNCATED or (device == "cpu" and kind is not Kind.LOWER_BOUND):
             names = {check for capability, check in BATTERY.items() if getattr(able, capability)}
             names |= {"edges", "undefined rows"} if able.noise else {"edges"}
-            names = {"score"} if provider.kind is Kind.SCORE else names
-            asked += [(check, able.dtypes[0]) for check in sorted(names)]
-        for what, dtype in asked:
-            of = f"{entry.name}-{what}-{dtype}-{device}"
-            yield pytest.param(entry, provider, what, device, dtype, id=of, marks=marks)
+            checks |= {"score"} if kind is Kind.SCORE else names
+        pairs = [(check, able.dtypes[0]) for check in sorted(checks)]
+        for check, dtype in [*pairs, *(("dtypes", dtype) for dtype in able.dtypes[1:])]:
+            name = f"{entry.name}-{check}-{dtype}-{device}"
+            yield pytest.param(entry, provider, check, device, dtype, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("entry", "provider", "what", "device", "dtype"),
-    [cell for entry in FOUND.values() for cell in cells(entry)],
+    ("entry", "provider", "check", "device", "dtype"),
+    [cell for entry in ENTRIES.values() for cell in cells(entry)],
 )
-def test_it_can_do_what_it_claims(entry, provider, what, device, dtype, small):
+def test_it_can_do_what_it_claims(entry, provider, check, device, dtype, small):
     if device == "cuda" and (reason := entry.unavailable_reason("cuda")):
         pytest.skip(reason)
-    ask(provider, what, device, dtype)
+    require(provider, check, device, dtype)
+
+
+def test_samplers_take_quantized_heads():
+    taking = {name for name, entry in ENTRIES.items() if entry.provider.capabilities.quantized}
+    assert {"flash_sampling", "flash_score", "scaled_matmul"} <= taking
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -314,20 +344,30 @@ def test_a_claim_that_cannot_be_shown_is_refused(option):
 
 
 def test_every_capability_has_a_check():
-    """But devices, where they run, deviations, filters, penalties (verify), quantized heads."""
+    """Except for devices (where they run), deviations, filters and penalties (verify)."""
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
-    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties", "quantized"}
+    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
-    assert {*OWN, *BATTERY} == named and not {*OWN} & {*BATTERY}
+    assert {*CHECKS, *BATTERY} == named and not {*CHECKS} & {*BATTERY}
 
 
-# Samplers that do not do what they claim
+# Samplers with planted mistakes
 
 
 def rows_behind(T: float | Tensor, *_: object) -> float | Tensor:
     return T.roll(1) if isinstance(T, Tensor) else T
 
 
+def without_scale(problem: Problem, head: QuantizedWeight | Tensor) -> Launch:
+    weight = head.weight if isinstance(head, QuantizedWeight) else head
+    return contract().build(problem, weight.float())
+
+
+IGNORES_SCALE = replace(
+    contract(),
+    build=without_scale,
+    capabilities=replace(contract().capabilities, quantized=("int8",)),
+)
 WRONG = {  # mistake -> (the promise that it breaks, sampler)
     "tokens as floats": ("dtypes", contract(tokens=lambda tokens, *_: tokens.float())),
     "the next token": ("dtypes", contract(tokens=lambda tokens, *_: (tokens + 1) % 200)),
@@ -355,20 +395,21 @@ WRONG = {  # mistake -> (the promise that it breaks, sampler)
     "entropy in bits": ("entropy", contract(entropy=lambda H: H / 0.6931)),
     "ranks count ties": ("rank", contract(above=torch.ge)),
     "largest tokens by id": ("top", contract(order=lambda order, _: order.sort(1).values)),
-    "the same sample again": ("num_samples", contract(sample=lambda of: (of[0], 0))),
+    "the same sample again": ("num_samples", contract(sample=lambda key: (key[0], 0))),
+    "numbers without their scale": ("quantized", IGNORES_SCALE),
 }
 
 
-@pytest.mark.parametrize("capability", sorted({*OWN, *BATTERY} - NEED_COMPILER))
+@pytest.mark.parametrize("capability", sorted({*CHECKS, *BATTERY} - NEED_COMPILER - {"quantized"}))
 def test_an_honest_sampler_passes(capability, small):
-    ask(contract(), BATTERY.get(capability, capability), "cpu", "fp32")
+    require(contract(), BATTERY.get(capability, capability), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_sampler_that_does_not_is_found_out(mistake, small):
+def test_a_mistake_is_found(mistake, small):
     capability, sampler = WRONG[mistake]
     with pytest.raises(AssertionError):
-        ask(sampler, BATTERY.get(capability, capability), "cpu", "fp32")
+        require(sampler, BATTERY.get(capability, capability), "cpu", "fp32")
 
 
 WRONG_LAUNCHES = [
@@ -383,16 +424,16 @@ ON_GPU = [pytest.param(*each, "cuda", marks=pytest.mark.gpu) for each in WRONG_L
 @pytest.mark.parametrize(
     ("capability", "sampler", "device"), [("fused", logits_stored, "cpu"), *ON_GPU]
 )
-def test_a_launch_that_does_not_is_found_out(capability, sampler, device):
+def test_a_mistake_of_a_launch_is_found(capability, sampler, device):
     def build(problem, weight):
         return lambda hidden, seed, offset: sampler(hidden, weight, seed=seed, offset=offset).tokens
 
     able = Capabilities(noise="group", per_row_temperature=True)
     provider = Provider("made_up", "", Kind.EXACT, build, capabilities=able, sample=sampler)
     with pytest.raises(AssertionError):
-        OWN[capability](provider, device, "bf16")
+        CHECKS[capability](provider, device, "bf16")
 
 
 def test_every_check_can_fail():
-    found = {capability for capability, _ in (*WRONG.values(), *WRONG_LAUNCHES)}
-    assert found == {*OWN, *BATTERY}
+    broken = {capability for capability, _ in (*WRONG.values(), *WRONG_LAUNCHES)}
+    assert broken == {*CHECKS, *BATTERY}

@@ -1,4 +1,4 @@
-"""The reference against samplers that do not know it: a wrong reference is not a wrong sampler."""
+"""The reference against a sampler that does not use it, so that its mistakes are not samplers'."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 V, ROWS = 40, 8192
 LOGITS = -0.06 * torch.arange(V, dtype=torch.float32)
 LOGITS = LOGITS[torch.randperm(V, generator=torch.Generator().manual_seed(1))]
-"""No two are equal, and each kept token is likely enough to be drawn in 8192 rows (1 - e^-70)."""
+"""No two are equal, and 8192 rows draw each kept token (with probability 1 - e^-70)."""
 
 
 def differing(truncate, **filters: float) -> list[int]:
-    """Tokens that `truncate` keeps and the sort baseline never draws, or the other way round."""
+    """Return the tokens that either `truncate` keeps or the sort baseline draws, but not both."""
     problem = Problem(ROWS, 64, V, "fp32", 0.7, "cpu", **filters)
     weight = torch.zeros(V, 64)
     weight[:, 0] = LOGITS

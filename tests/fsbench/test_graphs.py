@@ -15,7 +15,7 @@ from fsbench.graphs import capture
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """Streams that do nothing, and a graph that counts its replays."""
+    """Replace streams by no-ops, and a graph by one that counts its replays."""
     stream = SimpleNamespace(wait_stream=lambda other: None)
     graph = SimpleNamespace(replays=0)
 
@@ -44,8 +44,8 @@ def test_a_replay_launches_nothing_and_returns_the_same_tensor(cuda):
     assert (len(calls), cuda.replays) == (3, 2)
 
 
-def test_what_a_graph_reads_lives_as_long_as_it(cuda):
-    """FlashInfer's temperature on the device was freed, and then somebody else's memory."""
+def test_tensors_that_a_graph_reads_live_as_long_as_it(cuda):
+    """FlashInfer's temperature on the device was freed, and its memory used again."""
     temperature = torch.ones(())
 
     def launch(hidden, seed, offset, divisor=temperature):

@@ -22,8 +22,7 @@ def _logits(problem: Problem, seed: int = 0) -> torch.Tensor:
     return make_hidden(problem, seed).float() @ make_weight(problem, seed).float().T
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES)
-@pytest.mark.parametrize("sigma", [0.5, 4.0])
+@pytest.mark.parametrize(("sigma", "dtype"), [(0.5, "bf16"), (4.0, "fp16"), (4.0, "fp32")])
 def test_normal_logits_have_the_stated_deviation(sigma, dtype):
     logits = _logits(_problem(f"normal:{sigma}", dtype=dtype, B=8))
     # A row's deviation is sigma |h| / sqrt(D), and |h|^2 / D = 1 +- sqrt(2 / D).
@@ -33,7 +32,7 @@ def test_normal_logits_have_the_stated_deviation(sigma, dtype):
     assert np.abs(rows - np.eye(8)).max() < 0.3  # each row has other logits
 
 
-def test_normal_zero_is_uniform():
+def test_logits_of_deviation_zero_are_equal():
     assert float(_logits(_problem("normal:0")).abs().max()) == 0
 
 
@@ -64,20 +63,14 @@ def test_inputs_are_a_function_of_the_seed(logits):
         torch.manual_seed(2)
         assert torch.equal(first, make(problem, 7))
         assert not torch.equal(first, make(problem, 8))
-
-
-def test_the_weight_does_not_depend_on_the_batch():
-    weights = [make_weight(_problem("normal:1", B=B), 3) for B in (1, 16)]
-    assert torch.equal(*weights)
+    assert torch.equal(make_weight(_problem(logits, B=16), 7), make_weight(problem, 7))
 
 
 def test_shapes_and_dtypes():
     for dtype, expected in TORCH_DTYPES.items():
         problem = _problem("zipf:1", dtype=dtype, B=3, D=8, V=5)
-        weight, hidden = make_weight(problem, 0), make_hidden(problem, 0)
-        assert (weight.shape, weight.dtype) == ((5, 8), expected)
-        assert (hidden.shape, hidden.dtype) == ((3, 8), expected)
-        assert weight.is_contiguous() and hidden.is_contiguous()
+        for tensor, shape in ((make_weight(problem, 0), (5, 8)), (make_hidden(problem, 0), (3, 8))):
+            assert (tensor.shape, tensor.dtype) == (shape, expected) and tensor.is_contiguous()
 
 
 def test_the_weight_is_made_in_blocks_without_a_seam(monkeypatch):
@@ -92,7 +85,7 @@ def test_the_weight_is_made_in_blocks_without_a_seam(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
-@pytest.mark.parametrize("logits", ["normal:0", "normal:0.01", "normal:3", "zipf:1", "peaked:12"])
+@pytest.mark.parametrize("logits", ["normal:0", "normal:0.01", "peaked:12"])
 @pytest.mark.parametrize("form", QUANTIZED)
 def test_a_quantized_head_has_the_numbers_of_its_weight(form, logits, dtype, monkeypatch):
     monkeypatch.setattr(inputs, "_ROWS_AT_ONCE", 128)  # in blocks, the last of them shorter
@@ -102,22 +95,19 @@ def test_a_quantized_head_has_the_numbers_of_its_weight(form, logits, dtype, mon
     assert torch.equal(head.weight.double() * head.scale.double()[:, None], weight.double())
     assert torch.equal(inputs.stored(problem, weight), weight)
     assert torch.equal(head.scale.log2(), head.scale.log2().round())
-    # Of the largest entry; an e4m3 number is off by a sixteenth, or by a half of the smallest.
+    # An int8 step is that of the largest entry; e4m3 is off by 1/16, or half of the smallest.
     largest = plain.abs().amax(1, keepdim=True).float()
     step = {"int8": largest / 127, "fp8": plain.abs().float() / 16 + largest / 448 / 512}[form]
     assert ((plain.float() - weight.float()).abs() <= step.clamp_min(2.0**-16)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_head_with_logits_is_exact(dtype):
+def test_head_with_logits_is_exact_and_takes_at_most_d_rows():
     logits = 30 * torch.randn(5, 77, generator=torch.Generator().manual_seed(0))
-    hidden, weight = head_with_logits(logits, dtype, D=16)
-    assert (hidden.shape, weight.shape) == ((5, 16), (77, 16))
-    assert hidden.is_contiguous() and weight.is_contiguous()
-    assert torch.equal(hidden @ weight.T, logits.to(dtype))
-
-
-def test_head_with_logits_takes_at_most_d_rows():
+    for dtype in TORCH_DTYPES.values():
+        hidden, weight = head_with_logits(logits, dtype, D=16)
+        assert (hidden.shape, weight.shape) == ((5, 16), (77, 16))
+        assert hidden.is_contiguous() and weight.is_contiguous()
+        assert torch.equal(hidden @ weight.T, logits.to(dtype))
     with pytest.raises(ValueError, match=r"logits: expected at most D=4 rows; got 5"):
         head_with_logits(torch.zeros(5, 3), torch.float32, D=4)
 

@@ -23,9 +23,11 @@ def assert_draws_what_it_should(logits, step, temperature):
     assert draw(logits, step, temperature).tolist() == expected.tokens.tolist()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(("B", "V"), [(1, 1), (3, 129), (2, 4096), (4, 5003)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.parametrize(("B", "V", "dtype"), [
+    (1, 1, torch.float16), (3, 129, torch.float32), (2, 4096, torch.float16),
+    (4, 5003, torch.float32),
+])  # fmt: skip
 def test_tokens_are_the_oracles(B, V, dtype, temperature):
     logits = 2 * torch.randn(B, V, generator=torch.Generator().manual_seed(V))
     for step in range(2):

@@ -1,4 +1,4 @@
-"""What all public calls have in common.
+"""Rules of all public calls.
 
 The same bits under torch.autocast and any default dtype and device of torch; an empty result for
 no rows; errors that name the argument.
@@ -52,17 +52,16 @@ def drafts(hidden: Tensor, weight: Tensor, head: object = None, **options: Any) 
 
 def verified(hidden: Tensor, weight: Tensor, **options: Any) -> object:
     tokens = kernels.flash_sample(hidden, weight, **options).tokens
-    drawn = tokens.repeat_interleave(3)
-    given = tokens[:, None].repeat(1, 2)
-    return *kernels.verify_drafts(drawn, given), *kernels.step_noise(tokens, tokens, 2)
+    sampled, proposed = tokens.repeat_interleave(3), tokens[:, None].repeat(1, 2)
+    return *kernels.verify_drafts(sampled, proposed), *kernels.step_noise(tokens, tokens, 2)
 
 
 def scored(hidden: Tensor, weight: Tensor, **options: Any) -> object:
     hidden, weight = (x.clone().requires_grad_() for x in (hidden, weight))
     targets = torch.arange(len(hidden), device=hidden.device)
-    found = kernels.score(hidden, weight, targets, return_entropy=True, return_rank=True, **options)
-    (found.logprob.sum() + found.entropy.sum()).backward()
-    return *found, hidden.grad, weight.grad
+    out = kernels.score(hidden, weight, targets, return_entropy=True, return_rank=True, **options)
+    (out.logprob.sum() + out.entropy.sum()).backward()
+    return *out, hidden.grad, weight.grad
 
 
 def penalized(hidden: Tensor, **options: Any) -> Penalties:
@@ -110,25 +109,33 @@ SCORES = {"score": lambda h, w, o: scored(h, w, **{k: v for k, v in o.items() if
 
 
 def options_of(device: str, rows: bool) -> dict[str, Any]:
-    """Options whose values bf16 cannot hold: numbers, or of each row; and of the logits."""
+    """Return options with values that bf16 cannot hold: numbers, or of each row and logit."""
     T = torch.tensor([0.7, 1.3, 0.0], dtype=torch.float32, device=device) if rows else 0.7
-    found: dict[str, Any] = {"temperature": T, "seed": torch.tensor(SEED, device=device)}
+    options: dict[str, Any] = {"temperature": T, "seed": torch.tensor(SEED, device=device)}
     if rows:
-        found["bias"] = torch.linspace(-1, 1, B * V, dtype=torch.float32, device=device).view(B, V)
-        found["mask"] = torch.arange(B * V, device=device).view(B, V) % 5 > 0
-        found["soft_cap"] = 7.3
-    return found
+        options["bias"] = torch.linspace(-1, 1, B * V, dtype=torch.float32, device=device).view(
+            B, V
+        )
+        options["mask"] = torch.arange(B * V, device=device).view(B, V) % 5 > 0
+        options["soft_cap"] = 7.3
+    return options
 
 
-def tensors_of(found: object) -> list[object]:
-    if isinstance(found, str):
-        return [found]
-    return [x.detach().clone() for x in found if isinstance(x, Tensor)]  # type: ignore[attr-defined]
+def tensors_of(result: object) -> list[object]:
+    if isinstance(result, str):
+        return [result]
+    return [x.detach().clone() for x in result if isinstance(x, Tensor)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("rows", [False, True], ids=["numbers", "of each row"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+BF16, FP16 = torch.bfloat16, torch.float16  # on a CPU the reference, and the interpreter
+FORMS = [
+    *(("cpu", BF16, True), ("cpu", FP16, False), ("cpu", FP16, True)),
+    *(pytest.param("cuda", BF16, rows, marks=pytest.mark.gpu) for rows in (False, True)),
+]
+"""(device, dtype, whether options have values of each row)."""
+
+
+@pytest.mark.parametrize(("device", "dtype", "rows"), FORMS)
 @pytest.mark.parametrize("name", [*CALLS, *SCORES])
 def test_a_public_call_returns_the_same_bits_anywhere(name, device, dtype, rows):
     hidden, weight = (x.to(device) for x in problem(B, V, D, dtype))
@@ -195,9 +202,7 @@ def test_the_reference_returns_the_same_bits_anywhere(name, dtype):
             assert one.dtype == other.dtype and torch.equal(one, other), where
 
 
-@pytest.mark.parametrize("rows", [False, True], ids=["numbers", "of each row"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("device", "dtype", "rows"), FORMS)
 @pytest.mark.parametrize("name", [name for name in [*CALLS, *SCORES] if "_head" not in name])
 def test_no_rows_have_an_empty_result(name, device, dtype, rows):
     hidden, weight = (x.to(device) for x in problem(B, V, D, dtype))
@@ -208,8 +213,8 @@ def test_no_rows_have_an_empty_result(name, device, dtype, rows):
         return
     empty = {k: x[:0] if isinstance(x, Tensor) else x for k, x in options.items()}
     expected = (CALLS | SCORES)[name](hidden, weight, options)
-    found = (CALLS | SCORES)[name](hidden[:0], weight, empty)
-    for one, other in zip(expected, found, strict=True):
+    result = (CALLS | SCORES)[name](hidden[:0], weight, empty)
+    for one, other in zip(expected, result, strict=True):
         assert (one is None) == (other is None) or name.startswith(("screened", "truncated"))
         if one is not None and other is not None:
             assert other.dtype == one.dtype
@@ -234,7 +239,7 @@ ODD = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("kind", ODD)
-def test_a_tensor_that_is_no_dense_matrix_here_is_refused_by_name(kind):
+def test_a_tensor_that_is_not_dense_is_refused_by_name(kind):
     hidden, weight = problem(B, V, D)
     seed, odd = torch.tensor([3]), ODD[kind]
     calls = {
@@ -250,7 +255,7 @@ def test_a_tensor_that_is_no_dense_matrix_here_is_refused_by_name(kind):
     if kind != "meta":
         calls["weight of prepare_head"] = lambda: kernels.prepare_head(odd(weight))
         calls["weight of quantize_head"] = lambda: kernels.quantize_head(odd(weight))
-    else:  # which has no device to differ from
+    else:  # their device is that of the meta tensor
         del calls["drafts"], calls["token_ids"]
     for name, call in calls.items():
         with pytest.raises((InvalidArgument, InvalidType), match=f"^{name.split()[0]}: expected"):
@@ -260,7 +265,6 @@ def test_a_tensor_that_is_no_dense_matrix_here_is_refused_by_name(kind):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda h, w: TokenHistory(3, 4, "cuda:77"), "device: expected one of this machine"),
         (lambda h, w: TokenHistory(3, 4, "nonsense"), "device: expected one of this machine"),
         (lambda h, w: TokenHistory(3, 4, 7.5), "device: expected a torch.device or its name"),
         (lambda h, w: kernels.describe(h, w, top_k="x"), "top_k: expected an integer; got str"),

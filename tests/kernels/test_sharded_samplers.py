@@ -1,4 +1,4 @@
-"""Samplers that merge the ranks' draws in a step of their own, in the interpreter."""
+"""Samplers that merge the ranks' draws in another launch, in the interpreter."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_rank_is_chosen_in_proportion_to_its_mass():
     drawn = choose_rank(words, counter(3), counter(1)) - 7
     counts = torch.bincount(drawn, minlength=3) / B
     assert (counts - masses).abs().max() < 4 * (0.25 / B) ** 0.5
-    again = choose_rank(words, counter(3), counter(2)) - 7
-    assert (again == drawn).float().mean() < 0.5
+    other = choose_rank(words, counter(3), counter(2)) - 7
+    assert (other == drawn).float().mean() < 0.5
 
 
 def test_ranks_without_mass_are_not_chosen_and_undefined_rows_are_not_drawn():
@@ -62,28 +62,24 @@ def test_ranks_without_mass_are_not_chosen_and_undefined_rows_are_not_drawn():
 
 B, V, D = 6, 1500, 32
 SIZES = (513, 700, 287)
-SAME_AS_ONE = (
-    "flash_sampling_all_reduce",
-    "flash_sampling_two_step",
-    "gumbel_argmax",
-)
+SAME_AS_ONE = ("flash_sampling_all_reduce", "flash_sampling_two_step", "gumbel_argmax")
 
 
 def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
     hidden, weight = problem(B, V, D)
     shard = Shard(own_rows(weight, rank, SIZES), SIZES, rank, dist.group.WORLD)
-    found = {}
+    tokens = {}
     lines = ("flash_sampling_two_step line", "flash_sampling_screened line")
     for name in (*SAME_AS_ONE, "flash_sampling_gather", "flash_sampling_screened", *lines):
         provider = discover()[name.split()[0]].provider
         assert provider is not None and provider.build_sharded is not None
         launch = provider.build_sharded(Problem(B, D, V, "fp32", tp=3), shard)
         if name.endswith("line"):
-            shard_of = getattr(launch, "_shard", launch._head)
+            shard_of = launch._options["shard"] if "screened" in name else launch._head
             shard_of.line = SharedLine(shard_of, f"{folder}/{name.split()[0]}", AREAS.value)
         with torch.inference_mode():
-            found[name] = [launch(hidden, counter(8), counter(step)).tolist() for step in range(4)]
-    return found
+            tokens[name] = [launch(hidden, counter(8), counter(step)).tolist() for step in range(4)]
+    return tokens
 
 
 def test_samplers_over_ranks():
@@ -95,13 +91,13 @@ def test_samplers_over_ranks():
     with tempfile.TemporaryDirectory() as folder:
         for name in ("flash_sampling_two_step", "flash_sampling_screened"):
             os.mkdir(f"{folder}/{name}")
-        found = on_ranks(3, samplers, folder)
-    assert found[1] == found[2] == found[0]
-    gathered = found[0].pop("flash_sampling_gather")
+        tokens, second, third = on_ranks(3, samplers, folder)
+    assert tokens == second == third
+    gathered = tokens.pop("flash_sampling_gather")
     for name in ("flash_sampling_screened", "flash_sampling_screened line"):
-        assert found[0].pop(name) == screened
-    assert found[0] == dict.fromkeys(found[0], one)
-    # Of a law of its own making, hence of other tokens; but drawn from all shards.
+        assert tokens.pop(name) == screened
+    assert tokens == dict.fromkeys(tokens, one)
+    # Other noise gives other tokens, but from all shards.
     assert gathered != one and min(map(min, gathered)) >= 0
     shards = {(token >= 513) + (token >= 1213) for row in gathered for token in row}
     assert len(shards) > 1

@@ -1,4 +1,4 @@
-"""The reference and the kernels keep and change what public tests of seven peers expect."""
+"""The reference and the kernels against cases of the public tests of seven peers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_reference_keeps_what_the_peer_keeps(case: Kept):
 
 
 def as_ours(case: Kept) -> bool:
-    """Whether the peer's order keeps what the order of truncated_sample keeps: min-p is first."""
+    """Return whether the peer's order keeps the tokens of truncated_sample: min-p is first."""
     stages = [name for name in case.order if name in case.filters and name != "temperature"]
     return "top_p" not in stages[:-1]
 
@@ -52,23 +52,23 @@ def test_the_kernels_keep_what_the_peer_keeps(case: Kept):
             for name, x in case.filters.items()
         },
     ):
-        found = truncated_sample(
+        sample = truncated_sample(
             **stored(logits), seed=seed, **filters, return_support=256, return_kept=True
         )
-        assert found.kept.tolist() == [len(case.tokens)] * 2
-        for row in found.support:
+        assert sample.kept.tolist() == [len(case.tokens)] * 2
+        for row in sample.support:
             assert sorted(row[row >= 0].tolist()) == case.tokens
-        assert all(int(token) in case.tokens for token in found.tokens)
+        assert all(int(token) in case.tokens for token in sample.tokens)
 
 
 def changed(case: Penalized) -> torch.Tensor:
-    """Log-probabilities of every token under the case's penalties, by truncated_sample: [V]."""
+    """Return the log-probabilities [V] under the case's penalties, by truncated_sample."""
     history = TokenHistory.from_tokens([case.prompt], [case.output], 16, "cpu")
-    found = truncated_sample(
+    sample = truncated_sample(
         **stored(case.logits[None]), seed=torch.tensor([3]),
         penalties=Penalties(history, **case.amounts), return_top=len(case.logits),
     )  # fmt: skip
-    return found.top_logprob[0][found.top_tokens[0].argsort()]
+    return sample.top_logprob[0][sample.top_tokens[0].argsort()]
 
 
 @pytest.mark.interpreter
@@ -90,11 +90,11 @@ def test_penalties_are_the_peers(case: Penalized):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("case", VLLM, ids=lambda case: case.name)
 def test_penalties_prefer_what_vllms_prefer(case: Preferred):
-    kinds = ["new", "prompt", "once", "thrice"] * 3
-    of = {kind: [v for v, k in enumerate(kinds) if k == kind] for kind in set(kinds)}
-    output = of["once"] + of["thrice"] * 3
+    roles = ["new", "prompt", "once", "thrice"] * 3
+    tokens = {role: [v for v, r in enumerate(roles) if r == role] for role in set(roles)}
+    output = tokens["once"] + tokens["thrice"] * 3
     logits = torch.full((12,), 1e-2)
-    found = changed(Penalized("vLLM", logits, of["prompt"], output, case.amounts, []))
-    for value, expected in ((found.max(), case.largest), (found.min(), case.least)):
-        there = {kinds[v] for v in range(12) if math.isclose(found[v], value, abs_tol=1e-6)}
-        assert there == expected
+    logp = changed(Penalized("vLLM", logits, tokens["prompt"], output, case.amounts, []))
+    for value, expected in ((logp.max(), case.largest), (logp.min(), case.least)):
+        near = {roles[v] for v in range(12) if math.isclose(logp[v], value, abs_tol=1e-6)}
+        assert near == expected

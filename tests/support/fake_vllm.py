@@ -1,8 +1,8 @@
-"""The parts of vLLM 0.26.0 that fsbench.integrations touches, on a CPU.
+"""A fake of vLLM 0.26.0 on a CPU: the parts that fsbench.integrations uses.
 
-Names, parameters and fields are those of vLLM's source (`make check-engines` holds the adapters to
-it). Its kernels are written in torch, with the same order of processors; its noise is a function of
-seed, position and token, as vLLM's.
+Names, parameters and fields are those of vLLM's source, with which `make check-engines` compares
+the plug-in. Kernels are written in torch, with processors in the same order. Noise is a function of
+seed, position and token, as in vLLM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch import Tensor
 
 
 class DraftModelSpeculator:
-    """With the head of a model, as EAGLE's; d2t: a reduced vocabulary's differences."""
+    """A drafter with the head of a model. d2t: differences of a reduced vocabulary, or None."""
 
     def __init__(self, model: Any, d2t: Tensor | None = None):
         self.model, self.draft_logits, self.dtype = model, None, model.lm_head.weight.dtype
@@ -81,7 +81,7 @@ class LogitsProcessor:
 
 
 class Model:
-    """V tokens; the weight has padding rows behind them, as vLLM's may."""
+    """A model of V tokens, whose weight has padding rows behind them, as vLLM's may."""
 
     def __init__(self, padding: int = 4, dtype: Any = torch.bfloat16, scale: float = 0.25):
         generator = torch.Generator().manual_seed(3)
@@ -195,7 +195,7 @@ class Worker:
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """Fresh modules, with classes of their own, so that hooks of one test do not reach another."""
+    """Return new modules with new classes, so that a test's hooks do not reach another test."""
 
     def module(name: str, **content: Any) -> types.ModuleType:
         made = types.ModuleType(name)
@@ -206,7 +206,7 @@ def modules() -> dict[str, types.ModuleType]:
         return type(cls.__name__, (cls,), {n: v for n, v in vars(cls).items() if callable(v)})
 
     gpu, sample = "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample"
-    found = {
+    contents = {
         f"{gpu}.model_runner": {"GPUModelRunner": fresh(GPUModelRunner)},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": fresh(GPUModelRunnerV1)},
         "vllm.v1.worker.gpu_worker": {"Worker": fresh(Worker)},
@@ -225,7 +225,7 @@ def modules() -> dict[str, types.ModuleType]:
         "vllm.v1.core.sched.output": {"GrammarOutput": GrammarOutput},
         "vllm.distributed.parallel_state": {"get_tp_group": lambda: None},
     }
-    made = {name: module(name, **content) for name, content in found.items()}
+    made = {name: module(name, **content) for name, content in contents.items()}
     for name in list(made):
         while "." in name:
             name = name.rpartition(".")[0]
@@ -234,11 +234,11 @@ def modules() -> dict[str, types.ModuleType]:
 
 
 def install(monkeypatch: Any, version: str | None = "0.26.0") -> dict[str, types.ModuleType]:
-    """Put the fake where `import vllm` finds it."""
-    found = modules()
+    """Put the fake where `import vllm` finds it; return its modules by name."""
+    installed = modules()
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
-    for name, module in found.items():
+    for name, module in installed.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("fsbench.integrations.vllm.package_version", lambda package: version)
-    return found
+    return installed

@@ -1,4 +1,4 @@
-"""The samplers of fake_vllm, what they are given and what they return: see there."""
+"""The samplers of fake_vllm, with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mappi
 
 
 def gumbel(seed: int, position: int) -> Tensor:
-    """Noise of all tokens: a function of both and nothing else."""
+    """Return the noise of all tokens, a function of seed and position alone."""
     generator = torch.Generator().manual_seed(hash((seed, position)) % 2**62)
     return -torch.log(-torch.log(torch.rand(V, generator=generator, dtype=torch.float32)))
 
 
 class Sampler:
-    """Processors work in place on the model's dtype."""
+    """vLLM's sampler. Processors work in place on logits of the model's dtype."""
 
     def __init__(self, req_states: RequestState):
         self.compute_nans, self.logprobs_mode = False, "raw_logprobs"
@@ -110,10 +110,10 @@ class Sampler:
         return SamplerOutput(tokens.view(-1, 1), tensors, None, *counts)
 
     def draw(self, logits: Tensor, batch: Any) -> tuple[Tensor, Any]:
-        """(a token of each row, what is told of it)."""
+        """Return (a token of each row, their LogprobsTensors or None)."""
         states, slots = self.sampling_states, batch.expanded_idx_mapping.numpy()
-        asked = int(states.num_logprobs[slots].max())
-        given = self.logprob_token_ids_state.token_ids
+        requested = int(states.num_logprobs[slots].max())
+        specified = self.logprob_token_ids_state.token_ids
         raw, processed = logits.clone(), []
         positions = batch.positions[batch.logits_indices]
         rows = (logits, batch.expanded_idx_mapping, slots)
@@ -139,22 +139,23 @@ class Sampler:
             sampled.append((processed[row] + noise).argmax())
         tokens = torch.stack(sampled)
         tensors = None
-        widest = max([asked, *(len(given[slot]) or NO_LOGPROBS for slot in slots)])
+        widest = max([requested, *(len(specified[slot]) or NO_LOGPROBS for slot in slots)])
         if widest != NO_LOGPROBS:
-            by, _, scale = self.logprobs_mode.partition("_")
-            scores = raw.float() if by == "raw" else torch.stack(processed)
+            stage, _, scale = self.logprobs_mode.partition("_")
+            scores = raw.float() if stage == "raw" else torch.stack(processed)
             scores = scores.log_softmax(1) if scale == "logprobs" else scores
             ids = torch.cat([tokens[:, None], scores.topk(widest, 1).indices], 1)
             for row, slot in enumerate(slots.tolist()):
-                if given[slot]:
-                    ids[row, 1 : 1 + len(given[slot])] = torch.tensor(given[slot])
-            own = scores.gather(1, ids)
-            tensors = LogprobsTensors(ids, own, (scores >= own[:, :1]).sum(1))
+                if specified[slot]:
+                    ids[row, 1 : 1 + len(specified[slot])] = torch.tensor(specified[slot])
+            values = scores.gather(1, ids)
+            tensors = LogprobsTensors(ids, values, (scores >= values[:, :1]).sum(1))
         return tokens, tensors
 
 
 class RejectionSampler:
-    """Of greedy drafts: one is right if it is drawn, which has the probability that vLLM's has."""
+    """Verification of greedy drafts: a draft is accepted if it is drawn, which is as likely as in
+    vLLM."""
 
     def __init__(self, sampler: Sampler, steps: int):
         self.sampler, self.num_speculative_steps = sampler, steps

@@ -13,7 +13,7 @@ V, D, SLOTS = 700, 64, 8
 
 
 class UvaBackedTensor:
-    """np is the truth; gpu is another buffer after each step."""
+    """An array on the host, np, and its copy gpu, which is another buffer after each step."""
 
     def __init__(self, size: int, dtype: Any, fill: float = 0):
         self.np = np.full(size, fill, dtype)
@@ -32,23 +32,23 @@ class StagedWriteTensor:
         self.gpu[row, start : start + len(values)] = values
 
 
-def params(**given: Any) -> Any:
-    """SamplingParams: what the sampler reads of it."""
+def params(**settings: Any) -> Any:
+    """Return the SamplingParams fields that the sampler reads."""
     defaults = {
         "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None,
         "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         "allowed_token_ids": None, "logit_bias": None, "min_tokens": 0, "all_stop_token_ids": (),
         "bad_words_token_ids": None, "logprobs": None, "logprob_token_ids": None,
     }  # fmt: skip
-    assert set(given) <= set(defaults)
-    made = {**defaults, **given}
-    if made["temperature"] == 0:  # as SamplingParams does
+    assert set(settings) <= set(defaults)
+    made = {**defaults, **settings}
+    if made["temperature"] == 0:  # as in SamplingParams
         made |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return types.SimpleNamespace(**made)
 
 
 def drafts_before(input_ids: Any, expanded_local_pos: Any, row: int) -> list[int]:
-    """The drafts that a row of a batch is behind; input_ids: what was fed at every row."""
+    """Return the drafts before a row of a batch. input_ids: the token fed at every row."""
     place = int(expanded_local_pos[row])
     return [int(token) for token in input_ids[row - place + 1 : row + 1]]
 

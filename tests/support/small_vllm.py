@@ -14,7 +14,7 @@ SMALL = Decoder("small", V, D, 2, 2048, 8, 4, 128, tied=False)
 
 
 def engine(folder, **more):
-    """An engine in this process with the plug-in, of the model whose config is in a folder."""
+    """Start an engine with the plug-in in this process, for the model in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSBENCH_VLLM", "flash_sample")
         patch.setenv("FSBENCH_VLLM_DRAFTS", "1")
@@ -38,8 +38,8 @@ def engine(folder, **more):
             **more,
         )
         model = runner_of(made).model
-        # Not the seed that tests begin with, or a hidden state that they make would be a row of the
-        # head. Dummy weights are some 1e-3: with them every distribution would be flat.
+        # Not the seed that tests start with: a hidden state of theirs would be a row of the head.
+        # With dummy weights, about 1e-3, every distribution would be flat.
         torch.manual_seed(7)
         model.model.norm.weight.data.fill_(1)
         model.lm_head.weight.data.normal_(0, 2 / D**0.5)
@@ -50,7 +50,7 @@ DIGITS = "0123456789abcdef"
 
 
 def save_tokenizer(folder):
-    """A grammar needs one: the first tokens are hexadecimal digits, the others words of nothing."""
+    """Save a tokenizer, which a grammar needs: first hexadecimal digits, then arbitrary words."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -84,19 +84,19 @@ KINDS = [
 ]
 GRAMMAR = len(KINDS) - 1
 SERVED = [kind for kind in range(len(KINDS)) if "seed" in KINDS[kind]]
-TELLING = [kind for kind in range(len(KINDS)) if "logprobs" in KINDS[kind]]
+WITH_LOGPROBS = [kind for kind in range(len(KINDS)) if "logprobs" in KINDS[kind]]
 
 
 def parameters(kind: int, row: int):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    given = {**KINDS[kind]}
-    if "seed" in given:
-        given["seed"] = row
-    if "regex" in given:
-        given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
-    return SamplingParams(max_tokens=4 + row % 9, ignore_eos=True, detokenize=False, **given)
+    settings = {**KINDS[kind]}
+    if "seed" in settings:
+        settings["seed"] = row
+    if "regex" in settings:
+        settings["structured_outputs"] = StructuredOutputsParams(regex=settings.pop("regex"))
+    return SamplingParams(max_tokens=4 + row % 9, ignore_eos=True, detokenize=False, **settings)
 
 
 def prompt(row: int) -> dict[str, list[int]]:

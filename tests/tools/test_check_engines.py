@@ -1,4 +1,4 @@
-"""`make check-engines`, without its downloads: what it reads of a package, and what it finds."""
+"""`make check-engines` without its downloads: how it reads a package, and what it reports."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ def root(tmp_path):
     return tmp_path
 
 
-def expected(**of) -> ExpectedApi:
-    given = {"signatures": {}, "fields": {}, "attributes": {}, **of}
-    return ExpectedApi("1.0", **given)
+def expected(**parts) -> ExpectedApi:
+    return ExpectedApi("1.0", **{"signatures": {}, "fields": {}, "attributes": {}, **parts})
 
 
-def test_what_is_there_is_no_difference(root):
+def test_a_source_as_expected_has_no_difference(root):
     assert (
         check_engines.check(
             expected(
@@ -74,7 +73,7 @@ def test_what_is_there_is_no_difference(root):
 
 
 @pytest.mark.parametrize(
-    ("of", "line"),
+    ("parts", "line"),
     [
         ({"signatures": {"engine.parts:free": ("x",)}},
          "engine.parts:free: expected parameters ('x',); got ('x', 'y')"),
@@ -92,25 +91,25 @@ def test_what_is_there_is_no_difference(root):
          "engine.parts:Gone: expected attributes states"),
     ],
 )  # fmt: skip
-def test_a_difference_is_a_line(root, of, line):
-    assert check_engines.check(expected(**of), root) == [line]
+def test_a_difference_is_a_line(root, parts, line):
+    assert check_engines.check(expected(**parts), root) == [line]
 
 
-GIVEN = ("probs", "k", "seed")
+PASSED = ("probs", "k", "seed")
 
 
 @pytest.mark.parametrize(
-    ("of", "said"),
+    ("parts", "lines"),
     [
-        ({"calls": {"engine.parts:draw": GIVEN, "engine.parts:Limits.__init__": ("size",)}}, []),
+        ({"calls": {"engine.parts:draw": PASSED, "engine.parts:Limits.__init__": ("size",)}}, []),
         (
-            {"calls": {"engine.parts:draw": (*GIVEN, "top_k")}},
+            {"calls": {"engine.parts:draw": (*PASSED, "top_k")}},
             ["engine.parts:draw: expected parameters top_k; "
              "got ['probs', 'k', 'p', 'seed', 'offset']"],
         ),
         (
             {"calls": {"engine.parts:draw": ("probs",)}},
-            ["engine.parts:draw: needs k, seed, which are not given"],
+            ["engine.parts:draw: requires k, seed, which are not passed"],
         ),
         ({"calls": {"engine.gone:f": ()}}, ["engine.gone:f: not found"]),
         (
@@ -119,12 +118,12 @@ GIVEN = ("probs", "k", "seed")
         ),
     ],
 )  # fmt: skip
-def test_what_a_baseline_gives_must_be_taken(root, of, said):
-    rival = check_engines.Rival("engine", "1.0", **{"calls": {}, **of})
-    assert check_engines.check_rival(rival, root) == said
+def test_the_calls_of_a_baseline_must_be_accepted(root, parts, lines):
+    rival = check_engines.Rival("engine", "1.0", **{"calls": {}, **parts})
+    assert check_engines.check_rival(rival, root) == lines
 
 
-def test_the_exit_code_says_it(root, capsys):
+def test_the_exit_code_is_1(root, capsys):
     versions = {("vllm", check_engines.EXPECTED.version)}
     versions |= {(each.package, each.version) for each in check_engines.RIVALS}
     assert check_engines.main([f"--source={p}-{version}={root}" for p, version in versions]) == 1
@@ -137,7 +136,7 @@ ABSENT = ("hf_generate", "llama_cpp_chain", "vllm_gumbel", "vllm_flashinfer", "f
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_a_rival_says_which_package_it_lacks(name, monkeypatch):
+def test_a_rival_names_the_package_that_it_lacks(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     entry = discover()[name]
     missing = ", ".join(entry.provider.requires)

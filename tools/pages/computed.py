@@ -104,7 +104,7 @@ def cpu_sizes(record: str) -> pd.DataFrame:
     for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
         optimum = best(cover, Cost(**facts["cost"]), both)
         row = {"name": name, "root": optimum.root, "hot": optimum.H}
-        covered = float(cover.at(optimum.H))
+        covered = float(cover.share(optimum.H))
         rows.append(row | {"covered": covered, "rows_per_s": 1e6 / optimum.cost_us})
     scans = pd.read_csv(RESULTS / record / "scans.csv")
     fastest = scans.loc[scans.row_us.idxmin()]

@@ -4,7 +4,7 @@
 
 struct Block {
     const void* z;
-    int32_t first, count;  // places in the row
+    int32_t first, count;  // tokens
 };
 
 // Everything a thread needs for a row, kept from row to row.
@@ -17,9 +17,9 @@ struct Scratch {
     alignas(64) float weight[BLOCK];
 };
 
-static inline float at(const void* z, int64_t place, bool half) {
-    if (!half) return static_cast<const float*>(z)[place];
-    uint32_t bits = uint32_t(static_cast<const uint16_t*>(z)[place]) << 16;
+static inline float at(const void* z, int64_t token, bool half) {
+    if (!half) return static_cast<const float*>(z)[token];
+    uint32_t bits = uint32_t(static_cast<const uint16_t*>(z)[token]) << 16;
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
@@ -38,9 +38,9 @@ struct Reader {
             const Seen* list = penalties->seen.data();
             const Seen* last = list + penalties->seen.size();
             // Blocks mostly come in order; a search of each would take longer than a scan.
-            if (next > 0 && list[next - 1].place >= block.first) next = 0;
-            for (one = list + next; one != last && one->place < block.first;) one++;
-            for (end = one; end != last && end->place < block.first + block.count;) end++;
+            if (next > 0 && list[next - 1].token >= block.first) next = 0;
+            for (one = list + next; one != last && one->token < block.first;) one++;
+            for (end = one; end != last && end->token < block.first + block.count;) end++;
             next = size_t(end - list);
         }
         if (!half && one == end && block.count % WIDTH == 0)
@@ -54,7 +54,7 @@ struct Reader {
         for (; i < block.count; i++) view[i] = at(block.z, i, half);
         for (; i % WIDTH; i++) view[i] = -INFINITY;
         for (; one != end; one++) {
-            float& z = view[one->place - block.first];
+            float& z = view[one->token - block.first];
             z = penalties->applied(z, *one);
         }
         return view;
@@ -123,7 +123,7 @@ static double masses(Scratch& scratch, size_t from, size_t to, float M, float sc
     return total;
 }
 
-// The place on which a mass `r` in [0, total of blocks [from, to)) falls: inverse CDF by blocks,
+// The token on which a mass `r` in [0, total of blocks [from, to)) falls: inverse CDF by blocks,
 // then inside one. Inside, r is rescaled to the block's mass summed in double, so that rounding
 // of a block's sum moves no mass to its last token.
 static int32_t fallen_on(
@@ -153,9 +153,9 @@ static int32_t fallen_on(
     return block.first + last;
 }
 
-// The logit at a place, which lies in one of the blocks from `from` on.
-static float logit_at(Scratch& scratch, Reader& read, int32_t place, size_t from) {
+// The logit of a token, which lies in one of the blocks from `from` on.
+static float logit_at(Scratch& scratch, Reader& read, int32_t token, size_t from) {
     size_t b = from;
-    while (place - scratch.blocks[b].first >= scratch.blocks[b].count) b++;
-    return read(scratch.blocks[b])[place - scratch.blocks[b].first];
+    while (token - scratch.blocks[b].first >= scratch.blocks[b].count) b++;
+    return read(scratch.blocks[b])[token - scratch.blocks[b].first];
 }

@@ -2,13 +2,10 @@
 // No include guard: see lanes.h.
 
 // Greedy: the lowest token among the largest logits.
-static int32_t greedy(Scratch& scratch, Reader& read, const int32_t* ids, size_t to) {
+static int32_t greedy(Scratch& scratch, Reader& read, size_t to) {
     float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + to);
-    gather(scratch, read, ids, to, M);
-    Candidate best = scratch.candidates.front();
-    for (const Candidate& c : scratch.candidates)
-        if (c.id < best.id) best = c;
-    return best.place;
+    gather(scratch, read, to, M);
+    return scratch.candidates.front().token;
 }
 
 // Takes the penalized tokens beyond `hot` out of the tail's maximum and sum, and puts them in again
@@ -22,14 +19,14 @@ static bool corrected_tail(
     float highest = tail_max;
     for (size_t i = first; i < end; i++) {
         const Seen& one = penalties.seen[i];
-        const float z = at(row, one.place, half);
+        const float z = at(row, one.token, half);
         highest = std::max(highest, penalties.applied(z, one));
         without += std::exp((double(z) - tail_max) / T);
     }
     if (!(without <= 0.5 * tail_sum)) return false;
     for (size_t i = first; i < end; i++) {
         const Seen& one = penalties.seen[i];
-        const float after = penalties.applied(at(row, one.place, half), one);
+        const float after = penalties.applied(at(row, one.token, half), one);
         with += std::exp((double(after) - highest) / T);
     }
     tail_sum = (tail_sum - without) * std::exp((double(tail_max) - highest) / T) + with;
@@ -38,13 +35,12 @@ static bool corrected_tail(
 }
 
 struct Decision {
-    int64_t place;  // UNDEFINED, NEEDS_TAIL, or where the token lies in the row
+    int64_t token;  // or UNDEFINED, NEEDS_TAIL
     float logprob;
 };
 
 static Decision decide(
-    Scratch& scratch, const Ring& ring, int slot, int row, const Penalties* penalties,
-    const int32_t* ids) {
+    Scratch& scratch, const Ring& ring, int slot, int row, const Penalties* penalties) {
     const int64_t cell = int64_t(slot) * ring.rows + row;
     const int32_t* shape = ring.shape + 3 * slot;
     const int hot = shape[0], present = shape[1];
@@ -57,24 +53,16 @@ static Decision decide(
     const bool sampled = T >= 0x1p-120f;
     const float scale = sampled ? LOG2_E / T : 0;
 
-    // The row: shards of the vocabulary one after the other, or hot tokens and the tail.
-    const int64_t width = ring.vocab / ring.shards, bytes = half ? 2 : 4;
+    // Hot tokens, then the tail; without hot tokens the whole row is the head.
+    const int64_t bytes = half ? 2 : 4;
     const char* slot_at = static_cast<const char*>(ring.logits) +
                           slot * ring.rows * int64_t(ring.vocab) * bytes;
     const char* at = slot_at + row * stride * bytes;
     scratch.blocks.clear();
-    size_t head = 0;
-    if (hot) {
-        add_blocks(scratch, at, 0, hot, half);
-        head = scratch.blocks.size();
-        add_blocks(scratch, at + hot * bytes, hot, present - hot, half);
-    } else {
-        for (int shard = 0; shard < ring.shards; shard++)
-            add_blocks(
-                scratch, at + shard * ring.rows * width * bytes, int(shard * width),
-                int(std::min<int64_t>(width, present - shard * width)), half);
-        head = scratch.blocks.size();
-    }
+    const int split = hot ? hot : present;
+    add_blocks(scratch, at, 0, split, half);
+    const size_t head = scratch.blocks.size();
+    add_blocks(scratch, at + split * bytes, split, present - split, half);
     const size_t blocks = scratch.blocks.size();
     const bool has_tail = present == ring.vocab;  // on this side of the bus
     if (penalties && !penalties->active()) penalties = nullptr;
@@ -97,7 +85,7 @@ static Decision decide(
         if (tail_max == -INFINITY) tail_sum = 0;
         // Not supplied, or spoiled by a NaN or +inf in the tail: look at the tail itself.
         if (!(tail_sum >= 0) || !(tail_max < INFINITY)) hot_path = false;
-        if (hot_path && penalties && penalties->seen.back().place >= hot)
+        if (hot_path && penalties && penalties->seen.back().token >= hot)
             // Without sums the tail's maximum is all that counts, and a bound of it will do.
             hot_path = (!need_sum && penalties->only_lower()) ||
                        (has_tail && sampled && tail_max > -INFINITY &&
@@ -109,7 +97,7 @@ static Decision decide(
     if (hot_path) {
         float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + head);
         if (!sampled) {
-            if (M > tail_max) return {greedy(scratch, read, ids, head), NAN};
+            if (M > tail_max) return {greedy(scratch, read, head), NAN};
         } else if (filtered) {
             double total = 0;
             if (M > tail_max) {  // else the threshold of min-p, at least, is the tail's
@@ -117,7 +105,7 @@ static Decision decide(
                 if (need_sum)
                     total = masses(scratch, 0, head, M, scale) +
                             tail_sum * std::exp((double(tail_max) - M) / T);
-                if (select(scratch, read, ids, head, filters, M, T, total, tail_max))
+                if (select(scratch, read, head, filters, M, T, total, tail_max))
                     return {drawn(scratch, u), NAN};
             }
         } else {
@@ -127,21 +115,21 @@ static Decision decide(
             double tail_mass =
                 tail_max > -INFINITY ? tail_sum * std::exp((double(tail_max) - top) / T) : 0;
             double r = u * (hot_mass + tail_mass);
-            auto logprob = [&](int32_t place, size_t from) {
-                double z = logit_at(scratch, read, place, from);
+            auto logprob = [&](int32_t token, size_t from) {
+                double z = logit_at(scratch, read, token, from);
                 return float((z - top) / T - std::log(hot_mass + tail_mass));
             };
             if (r < hot_mass) {
-                int32_t place = fallen_on(scratch, read, 0, head, r, scale);
-                return {place, logprob(place, 0)};
+                int32_t token = fallen_on(scratch, read, 0, head, r, scale);
+                return {token, logprob(token, 0)};
             }
             if (!has_tail) return {NEEDS_TAIL, NAN};
             if (!scan(scratch, read, head, blocks, scale)) return undefined;
             // The same share of the tail's mass as it is found here.
             double share = tail_mass > 0 ? (r - hot_mass) / tail_mass : u;
-            double found = masses(scratch, head, blocks, top, scale);
-            int32_t place = fallen_on(scratch, read, head, blocks, share * found, scale);
-            if (place >= 0) return {place, logprob(place, head)};
+            double mass = masses(scratch, head, blocks, top, scale);
+            int32_t token = fallen_on(scratch, read, head, blocks, share * mass, scale);
+            if (token >= 0) return {token, logprob(token, head)};
         }
         if (!has_tail) return {NEEDS_TAIL, NAN};
         // Maxima of the hot blocks are still good; their sums have become masses.
@@ -151,14 +139,14 @@ static Decision decide(
 
     float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + blocks);
     if (M == -INFINITY) return undefined;
-    if (!sampled) return {greedy(scratch, read, ids, blocks), NAN};
+    if (!sampled) return {greedy(scratch, read, blocks), NAN};
     double total = need_sum ? masses(scratch, 0, blocks, M, scale) : 0;
     if (filtered) {
         if (min_p > 0) filters.min_logit = M + T * std::log(min_p);
-        select(scratch, read, ids, blocks, filters, M, T, total, -INFINITY);
+        select(scratch, read, blocks, filters, M, T, total, -INFINITY);
         return {drawn(scratch, u), NAN};
     }
-    int32_t place = fallen_on(scratch, read, 0, blocks, u * total, scale);
-    float z = logit_at(scratch, read, place, 0);
-    return {place, float((double(z) - M) / T - std::log(total))};
+    int32_t token = fallen_on(scratch, read, 0, blocks, u * total, scale);
+    float z = logit_at(scratch, read, token, 0);
+    return {token, float((double(z) - M) / T - std::log(total))};
 }

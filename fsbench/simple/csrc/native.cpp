@@ -23,7 +23,7 @@ constexpr int64_t UNDEFINED = -1, NEEDS_TAIL = -2;
 
 struct Candidate {
     float z;
-    int32_t place, id;
+    int32_t token;
     double weight;
 };
 
@@ -100,7 +100,7 @@ Isa& isa() {
 }
 
 struct Outcome {
-    int64_t place;  // UNDEFINED, NEEDS_TAIL, or where the token lies in the row
+    int64_t token;  // or UNDEFINED, NEEDS_TAIL
     float logprob;
 };
 
@@ -112,52 +112,44 @@ struct Sampler {
 #endif
     std::unique_ptr<portable::Scratch> narrow{new portable::Scratch};
 
-    Outcome decided(
-        const Ring& ring, int slot, int row, const Penalties* penalties, const int32_t* ids) {
+    Outcome decided(const Ring& ring, int slot, int row, const Penalties* penalties) {
 #if defined(__x86_64__)
         if (isa() == AVX512) {
-            auto d = avx512::decide(*wide, ring, slot, row, penalties, ids);
-            return {d.place, d.logprob};
+            auto d = avx512::decide(*wide, ring, slot, row, penalties);
+            return {d.token, d.logprob};
         }
         if (isa() == AVX2) {
-            auto d = avx2::decide(*middle, ring, slot, row, penalties, ids);
-            return {d.place, d.logprob};
+            auto d = avx2::decide(*middle, ring, slot, row, penalties);
+            return {d.token, d.logprob};
         }
 #endif
-        auto d = portable::decide(*narrow, ring, slot, row, penalties, ids);
-        return {d.place, d.logprob};
+        auto d = portable::decide(*narrow, ring, slot, row, penalties);
+        return {d.token, d.logprob};
     }
 
-    void row(
-        const Ring& ring, int slot, int row, std::vector<Penalties>* requests, const int32_t* ids) {
+    void row(const Ring& ring, int slot, int row, std::vector<Penalties>* requests) {
         const int64_t cell = int64_t(slot) * ring.rows + row;
         const int32_t request = requests ? ring.request[cell] : -1;
         const int32_t* shape = ring.shape + 3 * slot;
         const int32_t hot = shape[0], present = shape[1], stride = shape[2];
         // What a producer writes by mistake must not make us read or write beyond: no token then.
         const bool sound = (request < 0 || size_t(request) < requests->size()) && hot >= 0 &&
-                           hot <= present && present <= ring.vocab && stride <= ring.vocab &&
-                           int64_t(stride) * ring.shards >= present;
+                           hot <= present && present <= stride && stride <= ring.vocab;
         Penalties* penalties = sound && request >= 0 ? &(*requests)[request] : nullptr;
         Outcome out = {UNDEFINED, NAN};
-        if (sound) out = decided(ring, slot, row, penalties, ids);
-        if (penalties && out.place >= 0) penalties->count(int32_t(out.place));
-        ring.tokens[cell] = out.place >= 0 && ids ? ids[out.place] : out.place;
+        if (sound) out = decided(ring, slot, row, penalties);
+        if (penalties && out.token >= 0) penalties->count(int32_t(out.token));
+        ring.tokens[cell] = out.token;
         ring.logprob[cell] = out.logprob;
     }
 };
 
+constexpr int64_t SPIN_NS = 20000;  // how long to poll before sleeping
 constexpr int PUBLISHED = 0, SLEEPERS = 1, STOP = 2;
 
 class Plane {
    public:
-    Plane(const Ring& ring, int workers, int requests, const int32_t* ids) : ring_(ring) {
-        if (ids) {
-            ids_.assign(ids, ids + ring.vocab);
-            places_.resize(ring.vocab);
-            for (int32_t place = 0; place < ring.vocab; place++) places_[ids_[place]] = place;
-        }
-        requests_.resize(requests);
+    Plane(const Ring& ring, int workers, int requests) : ring_(ring), requests_(requests) {
         const uint32_t next = shared(&ring_.state[PUBLISHED]).load();
         for (int w = 0; w < workers; w++) threads_.emplace_back([this, next] { serve(next); });
     }
@@ -170,27 +162,23 @@ class Plane {
     }
 
     void begin(int row, const int64_t* prompt, int64_t n, float rep, float pres, float freq) {
-        Penalties& mine = requests_[row];
-        mine.seen.clear();
-        mine.repetition = rep, mine.shrink = 1 / rep;
-        mine.presence = pres, mine.frequency = freq;
-        for (int64_t i = 0; i < n; i++)
-            mine.seen.push_back({ids_.empty() ? int32_t(prompt[i]) : places_[prompt[i]], 0, 0});
-        auto& seen = mine.seen;
-        auto by_place = [](const Seen& a, const Seen& b) { return a.place < b.place; };
-        std::sort(seen.begin(), seen.end(), by_place);
-        auto same = [](const Seen& a, const Seen& b) { return a.place == b.place; };
+        Penalties& penalties = requests_[row];
+        auto& seen = penalties.seen;
+        seen.clear();
+        penalties.repetition = rep, penalties.shrink = 1 / rep;
+        penalties.presence = pres, penalties.frequency = freq;
+        for (int64_t i = 0; i < n; i++) seen.push_back({int32_t(prompt[i]), 0, 0});
+        auto by_token = [](const Seen& a, const Seen& b) { return a.token < b.token; };
+        std::sort(seen.begin(), seen.end(), by_token);
+        auto same = [](const Seen& a, const Seen& b) { return a.token == b.token; };
         seen.erase(std::unique(seen.begin(), seen.end(), same), seen.end());
     }
 
-    void output(int row, int64_t token) {
-        requests_[row].count(ids_.empty() ? int32_t(token) : places_[token]);
-    }
+    void output(int row, int64_t token) { requests_[row].count(int32_t(token)); }
 
    private:
     void serve(uint32_t step) {
         Sampler sampler;
-        const int32_t* ids = ids_.empty() ? nullptr : ids_.data();
         while (wait_for(step)) {
             const int slot = int(step % uint32_t(ring_.slots));
             auto& work = shared(&ring_.work[slot]);
@@ -199,7 +187,7 @@ class Plane {
                 const uint32_t rows = uint32_t(now >> 16) & 0xFFFF, next = uint32_t(now) & 0xFFFF;
                 if (next >= rows) break;
                 if (!work.compare_exchange_weak(now, packed(step, rows, next + 1))) continue;
-                sampler.row(ring_, slot, int(next), &requests_, ids);
+                sampler.row(ring_, slot, int(next), &requests_);
                 if (shared(&ring_.done[slot]).fetch_add(1) + 1 == rows) wake(&ring_.done[slot]);
                 now = work.load(std::memory_order_acquire);
             }
@@ -212,7 +200,7 @@ class Plane {
         auto& published = shared(&ring_.state[PUBLISHED]);
         auto& stop = shared(&ring_.state[STOP]);
         auto& sleepers = shared(&ring_.state[SLEEPERS]);
-        const int64_t until = now_ns() + ring_.spin_us * 1000LL;
+        const int64_t until = now_ns() + SPIN_NS;
         for (;;) {
             const uint32_t now = published.load();
             if (int32_t(now - step) > 0) return true;
@@ -229,7 +217,6 @@ class Plane {
     }
 
     Ring ring_;
-    std::vector<int32_t> ids_, places_;  // place in the row -> token, and back
     std::vector<Penalties> requests_;
     std::vector<std::thread> threads_;
 };
@@ -254,17 +241,16 @@ int fsb_use_isa(const char* name) {
 
 // out[rows]: one number in (0, 1) per row. `seeds` has 1 (then the row counts) or `rows` entries.
 void fsb_uniforms(double* out, int64_t rows, const int64_t* seeds, int64_t n, int64_t step) {
-    constexpr uint32_t STREAM = 1u << 17;  // beside token and group noise (docs/design/noise.md)
+    constexpr uint32_t STREAM = 1u << 17;  // apart from token and group noise (docs/design/noise.md)
     for (int64_t row = 0; row < rows; row++)
         out[row] = uniform(
             uint64_t(seeds[n == 1 ? 0 : row]), n == 1 ? uint32_t(row) : 0, uint32_t(step), STREAM);
 }
 
 // Rows [first, last) of a slot, on the calling thread, without ring and penalties.
-void fsb_rows(const Ring* ring, int slot, int first, int last, const int32_t* ids) {
+void fsb_rows(const Ring* ring, int slot, int first, int last) {
     thread_local Sampler sampler;
-    for (int row = first; row < last; row++)
-        sampler.row(*ring, slot, row, nullptr, ids);
+    for (int row = first; row < last; row++) sampler.row(*ring, slot, row, nullptr);
 }
 
 // Hands the next slot's first `rows` rows to the samplers; returns the step's number. The caller
@@ -284,7 +270,7 @@ uint32_t fsb_publish(const Ring* ring, int rows) {
 int fsb_wait(const Ring* ring, uint32_t step, int rows, int64_t timeout_ms) {
     const int slot = int(step % uint32_t(ring->slots));
     auto& done = shared(&ring->done[slot]);
-    const int64_t begin = now_ns(), spin = begin + ring->spin_us * 1000LL;
+    const int64_t begin = now_ns(), spin = begin + SPIN_NS;
     for (;;) {
         const uint32_t now = done.load(std::memory_order_acquire);
         if (now >= uint32_t(rows)) return 0;
@@ -298,9 +284,9 @@ int fsb_wait(const Ring* ring, uint32_t step, int rows, int64_t timeout_ms) {
     }
 }
 
-void* fsb_plane_new(const Ring* ring, int workers, int requests, const int32_t* ids) {
+void* fsb_plane_new(const Ring* ring, int workers, int requests) {
     try {
-        return new Plane(*ring, workers, requests, ids);
+        return new Plane(*ring, workers, requests);
     } catch (...) {
         return nullptr;  // no threads, or no memory
     }

@@ -6,7 +6,7 @@
 #include <vector>
 
 struct Seen {
-    int32_t place;   // where the token lies in the row of logits
+    int32_t token;
     int32_t output;  // how often it was drawn; 0: in the prompt only
     float subtract;  // for that, from the logit
 };
@@ -19,22 +19,22 @@ struct Penalties {
         return !seen.empty() && (repetition != 1 || presence != 0 || frequency != 0);
     }
 
-    // Index of the first one seen at `place` or beyond.
-    size_t from(int32_t place) const {
-        auto before = [](const Seen& one, int32_t other) { return one.place < other; };
-        return size_t(std::lower_bound(seen.begin(), seen.end(), place, before) - seen.begin());
+    // Index of the first token seen that is not below `token`.
+    size_t from(int32_t token) const {
+        auto before = [](const Seen& one, int32_t other) { return one.token < other; };
+        return size_t(std::lower_bound(seen.begin(), seen.end(), token, before) - seen.begin());
     }
 
     // Whether no logit can rise.
     bool only_lower() const { return repetition >= 1 && presence >= 0 && frequency >= 0; }
 
     // A token that was drawn. A new one costs an insertion; counts [V, B] would need O(V) memory.
-    void count(int32_t place) {
-        auto found = seen.begin() + from(place);
-        if (found == seen.end() || found->place != place)
-            found = seen.insert(found, Seen{place, 0, 0});
-        found->output++;
-        found->subtract = frequency * float(found->output) + presence;
+    void count(int32_t token) {
+        auto entry = seen.begin() + from(token);
+        if (entry == seen.end() || entry->token != token)
+            entry = seen.insert(entry, Seen{token, 0, 0});
+        entry->output++;
+        entry->subtract = frequency * float(entry->output) + presence;
     }
 
     // Repetition by the sign of the logit, then frequency and presence of drawn tokens only.

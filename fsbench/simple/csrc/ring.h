@@ -21,10 +21,9 @@ extern "C" {
 
 // Mirrored by fsbench/simple/native.py, field by field.
 struct Ring {
-    int32_t slots, rows, vocab, shards;  // rows and vocab are the largest; shards of equal width
+    int32_t slots, rows, vocab;          // rows and vocab are the largest
     int32_t elements;                    // 0: fp32, 1: bf16
-    int32_t spin_us;                     // how long to poll before sleeping
-    const void* logits;                  // [slots, shards, rows, vocab / shards]
+    const void* logits;                  // [slots, rows, vocab]
     const double* uniform;               // [slots, rows], in (0, 1)
     const float* temperature;            // [slots, rows]
     const float* top_p;                  // 1: off

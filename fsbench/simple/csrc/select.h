@@ -8,9 +8,8 @@ struct Filters {
     float top_p;      // 1: off
 };
 
-// Candidates: all logits >= threshold, in the order of their places.
-static void gather(
-    Scratch& scratch, Reader& read, const int32_t* ids, size_t to, float threshold) {
+// Candidates: all logits >= threshold, in the order of their tokens.
+static void gather(Scratch& scratch, Reader& read, size_t to, float threshold) {
     scratch.candidates.clear();
     const int step = 4 * WIDTH;
     for (size_t b = 0; b < to; b++) {
@@ -24,10 +23,8 @@ static void gather(
                 hit |= load(z + j) >= threshold;
             if (!any(hit)) continue;
             for (int j = i; j < std::min(i + step, block.count); j++)
-                if (z[j] >= threshold && z[j] > -INFINITY) {
-                    int32_t place = block.first + j;
-                    scratch.candidates.push_back({z[j], place, ids ? ids[place] : place, 0});
-                }
+                if (z[j] >= threshold && z[j] > -INFINITY)
+                    scratch.candidates.push_back({z[j], block.first + j, 0});
         }
     }
 }
@@ -43,10 +40,10 @@ static float top_k_bound(Scratch& scratch, size_t to, int k) {
 }
 
 static bool before(const Candidate& a, const Candidate& b) {
-    return a.z > b.z || (a.z == b.z && a.id < b.id);
+    return a.z > b.z || (a.z == b.z && a.token < b.token);
 }
 
-// Keeps the first `k` candidates in the order of `before`; places stay ascending.
+// Keeps the first `k` candidates in the order of `before`; tokens stay ascending.
 static void keep_top_k(Scratch& scratch, size_t k) {
     auto& all = scratch.candidates;
     if (k == 0 || all.size() <= k) return;
@@ -136,14 +133,14 @@ static float depth_of_mass(
 // M: largest logit of the row. total: mass of the row relative to exp(M / T), needed for top-p
 // without top-k and min-p only.
 static bool select(
-    Scratch& scratch, Reader& read, const int32_t* ids, size_t to, const Filters& filters,
+    Scratch& scratch, Reader& read, size_t to, const Filters& filters,
     float M, float T, double total, float beyond) {
     const int k = filters.top_k;
     const bool by_mass = filters.top_p < 1;
     const bool all_inside = filters.min_logit > beyond || beyond == -INFINITY;
     float threshold = std::max(filters.min_logit, k ? top_k_bound(scratch, to, k) : -INFINITY);
     if (k || filters.min_logit > -INFINITY) {
-        gather(scratch, read, ids, to, threshold);
+        gather(scratch, read, to, threshold);
         keep_top_k(scratch, k);
         if (!all_inside) {
             // Then k tokens above everything beyond settle it; min-p alone does not.
@@ -162,7 +159,7 @@ static bool select(
         threshold = M - depth * T;
         bool everything = depth > 256;
         if (!everything && threshold <= beyond) threshold = std::nextafter(beyond, INFINITY);
-        gather(scratch, read, ids, to, everything ? -INFINITY : threshold);
+        gather(scratch, read, to, everything ? -INFINITY : threshold);
         double mass = weigh(scratch, M, T);
         if (everything && beyond == -INFINITY) wanted = std::min(wanted, mass);
         if (keep_mass(scratch, wanted)) {
@@ -176,14 +173,14 @@ static bool select(
     }
 }
 
-// The place of the candidate on which the uniform falls, in the order of places.
+// The candidate on which the uniform falls, in the order of tokens.
 static int32_t drawn(const Scratch& scratch, double u) {
     double total = 0;
     for (const Candidate& c : scratch.candidates) total += c.weight;
     double rest = u * total;
     int32_t last = -1;
     for (const Candidate& c : scratch.candidates) {
-        if (c.weight > 0) last = c.place;
+        if (c.weight > 0) last = c.token;
         rest -= c.weight;
         if (rest < 0) break;
     }

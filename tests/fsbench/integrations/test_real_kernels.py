@@ -1,11 +1,10 @@
-"""vLLM's own Triton kernels in the interpreter: what they make of zeros is what they add.
+"""vLLM's Triton kernels in the interpreter: applied to zeros, they leave what they add.
 
 They are those of build/engines, which `make check-engines` downloads; without it all is skipped.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -22,38 +21,37 @@ from fake_vllm_states import SLOTS, V, params
 from tree import ROOT
 from triton.language.extra import libdevice
 
-from fsbench.integrations.vllm_parts import DraftedBatch
+GPU = "vllm.v1.worker.gpu"
+VERSION = "0.26.0"
+STUBS = (
+    *("vllm", "vllm.envs", "vllm.sampling_params", "vllm.utils", "vllm.utils.math_utils"),
+    *("vllm.config", "vllm.v1.outputs", "vllm.v1.spec_decode.utils", "vllm.utils.torch_utils"),
+    *(f"{GPU}.buffer_utils", f"{GPU}.states", f"{GPU}.sample.logits_processor.interface"),
+)
 
-PACKAGE = "vllm.v1.worker.gpu.sample"
-VERSIONS = ["0.26.0"]
+
+class StubModule(types.ModuleType):
+    """A module with every attribute, each a new class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
 
 
 @pytest.fixture
-def real(monkeypatch):
-    """Loads modules of a version, with stubs of what their files import."""
-
-    class Anything(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
-
-    for name in (
-        *("vllm", "vllm.envs", "vllm.sampling_params", "vllm.utils", "vllm.utils.math_utils"),
-        *("vllm.config", "vllm.v1.outputs", "vllm.v1.spec_decode.utils"),
-        *("vllm.utils.torch_utils", "vllm.v1.worker.gpu.buffer_utils", "vllm.v1.worker.gpu.states"),
-        f"{PACKAGE}.logits_processor.interface",
-    ):
-        monkeypatch.setitem(sys.modules, name, Anything(name))
-    utils = types.ModuleType("vllm.triton_utils")
-    utils.tl, utils.triton = tl, triton  # type: ignore[attr-defined]
-    utils.tldevice, utils.HAS_TRITON = libdevice, True  # type: ignore[attr-defined]
+def load_source(monkeypatch):
+    """Return a function that loads vLLM's modules, with stubs of what their files import."""
+    folder = ROOT / FOLDER / f"vllm-{VERSION}"
+    if not folder.is_dir():
+        pytest.skip(f"no {FOLDER}/vllm-{VERSION}: run `make check-engines`")
+    for name in STUBS:
+        monkeypatch.setitem(sys.modules, name, StubModule(name))
+    utils: Any = types.ModuleType("vllm.triton_utils")
+    utils.tl, utils.triton, utils.tldevice, utils.HAS_TRITON = tl, triton, libdevice, True
     monkeypatch.setitem(sys.modules, "vllm.triton_utils", utils)
 
-    def load(version, *names):
-        folder = ROOT / FOLDER / f"vllm-{version}"
-        if not folder.is_dir():
-            pytest.skip(f"no {FOLDER}/vllm-{version}: run `make check-engines`")
+    def load(*names):
         for name in names:
             path = folder / f"{name.replace('.', '/')}.py"
             spec = importlib.util.spec_from_file_location(name, path)
@@ -66,21 +64,21 @@ def real(monkeypatch):
     return load
 
 
-@pytest.fixture(params=VERSIONS)
-def kernels(real, request):
-    """The version's functions of three processors."""
+@pytest.fixture
+def kernels(load_source):
+    """The functions of three processors."""
     names = ("logit_bias", "penalties", "bad_words")
-    modules = real(request.param, *(f"{PACKAGE}.{name}" for name in names))
+    modules = load_source(*(f"{GPU}.sample.{name}" for name in names))
     return {
         name: getattr(module, f"apply_{name}") for name, module in zip(names, modules, strict=True)
     }
 
 
 def state() -> dict[str, Any]:
-    """Arrays of all slots, by the kernels' names of them; and the fake that has them."""
+    """Return arrays of all slots by the kernels' parameter names, and the fake that holds them."""
     requests = fake_vllm.RequestState()
     sampler = fake_vllm.Sampler(requests)
-    kinds: list[dict[str, Any]] = [
+    request_kinds: list[dict[str, Any]] = [
         {},
         {"allowed_token_ids": [3, 9, 699], "logit_bias": {9: 2.5, 4: 1.0}},
         {"min_tokens": 30, "all_stop_token_ids": (1, 2)},
@@ -89,7 +87,7 @@ def state() -> dict[str, Any]:
         {"bad_words_token_ids": [[7], [11, 8], [12, 8]]},
         {"repetition_penalty": 1.5, "presence_penalty": 0.5},
     ]
-    for slot, kind in enumerate(kinds):
+    for slot, kind in enumerate(request_kinds):
         requests.tokens[slot] = [5, 6, 7, 40, 40, 11]
         requests.prompt_len.np[slot] = 3
         sampler.add_request(slot, 3, params(**kind))
@@ -130,16 +128,18 @@ def processed(
     kernel: Any,
     logits: torch.Tensor,
     rows: list[int],
-    given: dict[str, Any],
+    arrays: dict[str, Any],
     fed: torch.Tensor | None = None,
     place: torch.Tensor | None = None,
 ) -> Any:
-    """Logits [B, V] after a kernel, for requests of these slots at position 5.
+    """Return logits [B, V] after a kernel, for requests of these slots at position 5.
 
-    fed, place: tokens of the rows, and which row of its request each is; 11 and 0.
+    Args:
+        fed: the token that was fed at each row; 11 if None.
+        place: the index of each row among the rows of its request; 0 if None.
     """
     fed = torch.full((len(rows),), 11, dtype=torch.int32) if fed is None else fed
-    arguments = given | {
+    arguments = arrays | {
         "logits": logits.clone(),
         "expanded_idx_mapping": torch.tensor(rows, dtype=torch.int32),
         "pos": torch.full((len(rows),), 5),
@@ -151,15 +151,12 @@ def processed(
     return arguments["logits"]
 
 
-def test_what_they_make_of_zeros_is_what_they_add(kernels):
-    rows, given = [5, 4, 3, 2, 1, 0], state()
+def test_applied_to_zeros_they_leave_what_they_add(kernels):
+    rows, arrays = [5, 4, 3, 2, 1, 0], state()
     raw = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1)) * 3
     edited, added = raw, torch.zeros_like(raw)
     for kernel in kernels.values():
-        edited, added = (
-            processed(kernel, edited, rows, given),
-            processed(kernel, added, rows, given),
-        )
+        edited, added = (processed(kernel, each, rows, arrays) for each in (edited, added))
     assert ((raw + added).isinf() == edited.isinf()).all()
     assert added.isinf().sum(1).tolist() == [2, 0, 0, 2, V - 3, 0]
     finite = ~edited.isinf()
@@ -168,11 +165,11 @@ def test_what_they_make_of_zeros_is_what_they_add(kernels):
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
-def test_the_fakes_processors_are_the_real_ones(kernels, drafts):
-    """Also behind drafts: a row knows those of its request that are before it."""
+def test_the_fakes_processors_do_what_vllms_do(kernels, drafts):
+    """Also with drafts: a row knows the drafts of its request that are before it."""
     slots = torch.tensor([6, 5, 4, 3, 2, 1, 0], dtype=torch.int32).repeat_interleave(1 + drafts)
-    rows, given = slots.tolist(), state()
-    fake = given["fake"]
+    rows, arrays = slots.tolist(), state()
+    fake = arrays["fake"]
     logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2)) * 3
     position, fed = torch.full((len(rows),), 5), torch.full((len(rows),), 11, dtype=torch.int32)
     place = torch.arange(len(rows), dtype=torch.int32) % (1 + drafts)
@@ -182,72 +179,7 @@ def test_the_fakes_processors_are_the_real_ones(kernels, drafts):
         ("penalties", fake.penalties_state.apply_penalties, (fed, place)),
         ("bad_words", fake.bad_words_state.apply_bad_words, (fed, place)),
     ):
-        mine = logits.clone()
-        apply(mine, slots, slots.numpy(), *more)
-        theirs = processed(kernels[name], logits, rows, given, fed, place)
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
-
-
-def test_greedy_requests_accept_the_drafts_that_vllm_accepts(real):
-    """vLLM's own InputBatch, its verification and its counts, of which one prompt is unfinished."""
-    gpu = "vllm.v1.worker.gpu"
-    batches, _, rejection = real(
-        "0.26.0",
-        f"{gpu}.input_batch",
-        f"{PACKAGE}.gumbel",
-        f"{gpu}.spec_decode.rejection_sampler_utils",
-    )
-    steps, counts = 3, torch.tensor([4, 1, 3, 4, 1])
-    B, N = len(counts), int(counts.sum())
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(N, V, generator=generator)
-    drawn = logits.argmax(1)
-    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    made = batches.InputBatch.make_dummy(B, N, batches.InputBuffers(B, 32, torch.device("cpu")))
-    fed = torch.cat([torch.zeros(1), drawn[:-1]]).int()  # all drafts are right
-    fed[[2, 7]] += 1  # but for the second ones of the first request and of the third
-    lengths = torch.full((B,), 20, dtype=torch.int32)
-    batch = dataclasses.replace(
-        made,
-        input_ids=fed,
-        num_draft_tokens=N - B,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        logits_indices=torch.arange(N),
-        expanded_idx_mapping=torch.arange(B).int().repeat_interleave(counts),
-        expanded_local_pos=torch.cat([torch.arange(int(n)) for n in counts]).int(),
-        cu_num_logits=bounds,
-        cu_num_logits_np=bounds.numpy(),
-    )
-    theirs, accepted = rejection.rejection_sample(
-        logits,
-        None,
-        fed,
-        batch.cu_num_logits,
-        torch.arange(N),
-        batch.idx_mapping,
-        batch.expanded_idx_mapping,
-        batch.expanded_local_pos,
-        torch.zeros(B),
-        torch.zeros(B, dtype=torch.int64),
-        steps,
-    )
-    drafted = DraftedBatch(batch, None, steps)
-    assert drafted.batch.num_reqs == N and drafted.batch.idx_mapping_np.tolist() == (
-        batch.expanded_idx_mapping.tolist()
-    )
-    ours, count = drafted.verify(drawn)
-    assert count.tolist() == accepted.tolist() == [2, 1, 2, 4, 1]
-    assert (
-        ours.shape == theirs.shape and ours.dtype == theirs.dtype and count.dtype == accepted.dtype
-    )
-    for request, n in enumerate(count.tolist()):
-        assert ours[request, :n].equal(theirs[request, :n])
-    prompts = torch.tensor([20, 20, 3, 3, 21], dtype=torch.int32)
-    given = (batch.seq_lens, bounds, batch.idx_mapping, prompts)
-    found = batches.get_num_sampled_and_rejected(count.clone(), *given)
-    for one, other in zip(
-        found, fake_vllm.get_num_sampled_and_rejected(count, *given), strict=True
-    ):
-        assert one.tolist() == other.tolist()
-    assert found[0].tolist() == [2, 1, 2, 4, 0] and found[1].tolist() == [2, 0, 1, 0, 0]
+        edited = logits.clone()
+        apply(edited, slots, slots.numpy(), *more)
+        expected = processed(kernels[name], logits, rows, arrays, fed, place)
+        torch.testing.assert_close(edited, expected, atol=1e-5, rtol=0)

@@ -1,6 +1,6 @@
-"""The plug-in in the measured vLLM, on a small random model: what it draws, and from which law.
+"""The plug-in in the measured vLLM with a small random model: tokens and their distribution.
 
-The engine runs in this process, so that its model runner can be looked into. Some 90 s.
+The engine runs in this process, so that tests can read its model runner. About 90 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.small_vllm import (
     SERVED,
     SMALL,
     STEPS,
-    TELLING,
+    WITH_LOGPROBS,
     D,
     V,
     engine,
@@ -68,24 +68,24 @@ def runner(llm):
 
 def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeypatch):
     """With the settings of its request, and the position that the engine fed."""
-    seen = []
+    steps = []
     draw = runner._fsbench.sampling.draw
 
     class Recording:
         supported, screens = draw.supported, draw.screens
 
         def __call__(self, rows):
-            drawn = draw(rows)
-            kept = [each.clone() for each in (*rows[:4], *(rows.filters or ()), drawn.tokens)]
-            seen.append(kept)
-            return drawn
+            result = draw(rows)
+            tensors = (*rows[:4], *(rows.filters or ()), result.tokens)
+            steps.append([each.clone() for each in tensors])
+            return result
 
     monkeypatch.setattr(runner._fsbench.sampling, "draw", Recording())
     rows = range(24)
     outputs = llm.generate([prompt(r) for r in rows], [parameters(r % 4, r) for r in rows])
     weight = runner.model.lm_head.weight[:V]  # without its padding
-    found: dict[tuple[int, int], int] = {}
-    for hidden, temperature, seed, offset, *filters, tokens in seen:
+    drawn: dict[tuple[int, int], int] = {}  # (seed, offset) -> token
+    for hidden, temperature, seed, offset, *filters, tokens in steps:
         top_k, top_p, min_p = filters or (0, 1.0, 0.0)
         direct = truncated_sample(
             *(hidden, weight),
@@ -97,41 +97,41 @@ def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeyp
             offset=offset,
         )
         assert torch.equal(direct.tokens, tokens)
-        for one, at, token in zip(seed.tolist(), offset.tolist(), tokens.tolist(), strict=True):
-            found[one, at] = token
+        keys = zip(seed.tolist(), offset.tolist(), strict=True)
+        drawn.update(zip(keys, tokens.tolist(), strict=True))
     for row, output in zip(rows, outputs, strict=True):
-        if row % 4 in (1, 3):  # with a seed of its own
+        if row % 4 in (1, 3):  # with a seed
             length = len(prompt(row)["prompt_token_ids"])
-            expected = [found[row, length - 1 + i] for i in range(4 + row % 9)]
+            expected = [drawn[row, length - 1 + i] for i in range(4 + row % 9)]
             assert list(output.outputs[0].token_ids) == expected
 
 
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_seed_means_a_seed(llm, kind):
-    """Alone, and beside requests of every kind."""
+    """Alone, and with requests of every kind."""
     alone = llm.generate([prompt(3)], [parameters(kind, 3)])[0].outputs[0]
     others = [number for number in range(40) if number != 3]
-    beside = llm.generate(
+    together = llm.generate(
         [prompt(3), *map(prompt, others)],
         [parameters(kind, 3), *(parameters(number % len(KINDS), number) for number in others)],
     )[0].outputs[0]
-    assert alone.token_ids == beside.token_ids
+    assert alone.token_ids == together.token_ids
     if alone.logprobs is not None:
         # Hidden states of batches of other sizes may differ in the last bit.
-        for token, *both in zip(alone.token_ids, alone.logprobs, beside.logprobs, strict=True):
-            mine, other = (each[token].logprob for each in both)
-            assert abs(mine - other) < 0.05
+        for token, *both in zip(alone.token_ids, alone.logprobs, together.logprobs, strict=True):
+            one, other = (each[token].logprob for each in both)
+            assert abs(one - other) < 0.05
 
 
 def test_a_seed_means_a_seed_after_a_preemption(llm):
     """Requests of every kind with a seed, all preempted twice while they decode."""
     rows = range(4 * len(SERVED))
-    asked = [parameters(SERVED[row % len(SERVED)], row) for row in rows]
-    undisturbed = llm.generate([prompt(row) for row in rows], asked, use_tqdm=False)
+    settings = [parameters(SERVED[row % len(SERVED)], row) for row in rows]
+    undisturbed = llm.generate([prompt(row) for row in rows], settings, use_tqdm=False)
     expected = {str(row): list(one.outputs[0].token_ids) for row, one in enumerate(undisturbed)}
     engine, got, steps = llm.llm_engine, {}, 0
     for row in rows:
-        engine.add_request(str(row), prompt(row), asked[row])
+        engine.add_request(str(row), prompt(row), settings[row])
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
@@ -148,47 +148,48 @@ def test_a_seed_means_a_seed_after_a_preemption(llm):
 
 def test_structured_output_keeps_to_its_grammar(llm, runner):
     counts = runner._fsbench.sampling.counts
-    served, left = counts.served, sum(counts.unserved.values())
+    served, unserved = counts.served, sum(counts.unserved.values())
     rows = range(8)
     outputs = llm.generate([prompt(r) for r in rows], [parameters(GRAMMAR, r) for r in rows])
     tokens = [token for output in outputs for token in output.outputs[0].token_ids]
     assert set(tokens) <= set(range(len(DIGITS))) and len(set(tokens)) > 8
-    assert counts.served - served >= len(tokens) and sum(counts.unserved.values()) == left
+    assert counts.served - served >= len(tokens) and sum(counts.unserved.values()) == unserved
 
 
-@pytest.mark.parametrize("kind", TELLING)
+@pytest.mark.parametrize("kind", WITH_LOGPROBS)
 def test_log_probabilities_are_those_of_the_model(llm, runner, kind):
-    """Against vLLM's own for the same tokens, fed as a prompt; whatever is drawn from."""
+    """Compare with vLLM's for the same tokens, fed as a prompt."""
     from vllm import SamplingParams
 
     output = llm.generate([prompt(1)], [parameters(kind, 1)])[0]
-    told = [next(iter(each.values())) for each in output.outputs[0].logprobs]
-    assert min(each.rank for each in told) >= 1
-    ours = [each.logprob for each in told]
+    sampled = [next(iter(each.values())) for each in output.outputs[0].logprobs]
+    assert min(each.rank for each in sampled) >= 1
+    values = [each.logprob for each in sampled]
     tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
-    asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-    scored = llm.generate([{"prompt_token_ids": tokens}], [asked])[0].prompt_logprobs
-    theirs = [scored[at][tokens[at]].logprob for at in range(len(tokens) - len(ours), len(tokens))]
-    np.testing.assert_allclose(ours, theirs, atol=0.05)  # vLLM rounds logits to bf16
+    settings = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    scored = llm.generate([{"prompt_token_ids": tokens}], [settings])[0].prompt_logprobs
+    first = len(tokens) - len(values)
+    expected = [scored[i][tokens[i]].logprob for i in range(first, len(tokens))]
+    np.testing.assert_allclose(values, expected, atol=0.05)  # vLLM rounds logits to bf16
 
 
-def test_greedy_rows_are_vllms_own_where_bf16_can_tell(llm, runner):
+def test_greedy_tokens_are_vllms_but_for_ties_in_bf16(llm, runner):
     """vLLM rounds logits to bf16 before it compares them; tokens differ only where that ties."""
     hidden = torch.randn(256, D, device="cuda").bfloat16()
     with torch.inference_mode():
-        theirs = runner.model.compute_logits(hidden)
+        logits = runner.model.compute_logits(hidden)
         zeros = torch.zeros(256, device="cuda")
         counters = torch.arange(256, device="cuda")
         tokens = runner._fsbench.sampling.draw(Rows(hidden, zeros, counters, counters)).tokens
-    best = theirs.max(1).values
-    own = theirs.gather(1, tokens[:, None])[:, 0]
-    assert (own >= best - best.abs() * 2**-7).all()
-    assert (tokens == theirs.argmax(1)).float().mean() > 0.8
+    best = logits.max(1).values
+    drawn = logits.gather(1, tokens[:, None])[:, 0]
+    assert (drawn >= best - best.abs() * 2**-7).all()
+    assert (tokens == logits.argmax(1)).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
-    """On the same hidden state: both against the softmax of the logits that each compares."""
+def test_the_distribution_is_that_of_vllms_sampler(llm, runner, temperature):
+    """Compare both with the softmax of the logits that each uses, for one hidden state."""
     from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
     hidden = torch.randn(1, D, device="cuda").bfloat16().repeat(4096, 1)
@@ -196,23 +197,25 @@ def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
     rows = torch.arange(4096, dtype=torch.int32, device="cuda")
     seeds = torch.arange(4096, device="cuda")
     weight = runner.model.lm_head.weight[:V]  # without its padding
-    laws = {
-        "ours": torch.softmax(hidden[0].double() @ weight.double().T / temperature, 0),
+    distributions = {
+        "fsbench": torch.softmax(hidden[0].double() @ weight.double().T / temperature, 0),
         "vllm": torch.softmax(runner.model.compute_logits(hidden)[0].double() / temperature, 0),
     }
-    counts = {name: np.zeros(V) for name in laws}
+    counts = {name: np.zeros(V) for name in distributions}
     for step in range(50):
         position = torch.full((4096,), step, device="cuda")
-        ours = runner._fsbench.sampling.draw(Rows(hidden, temperatures, seeds, position)).tokens
+        drawn = runner._fsbench.sampling.draw(Rows(hidden, temperatures, seeds, position)).tokens
         with torch.inference_mode():
             logits = runner.model.compute_logits(hidden).float() / temperature
-        theirs = gumbel_sample(logits, rows, temperatures, seeds, position, apply_temperature=False)
-        for name, tokens in (("ours", ours), ("vllm", theirs)):
+        sampled = gumbel_sample(
+            logits, rows, temperatures, seeds, position, apply_temperature=False
+        )
+        for name, tokens in (("fsbench", drawn), ("vllm", sampled)):
             counts[name] += np.bincount(tokens.cpu().numpy(), minlength=V)
-    for name, law in laws.items():
-        assert law.max() < 0.5, (name, law.max())  # neither NaN nor one token alone
-        order = law.argsort(descending=True).cpu().numpy()
-        fit = g_test(counts[name][order], law.cpu().numpy()[order])
+    for name, expected in distributions.items():
+        assert expected.max() < 0.5, (name, expected.max())  # neither NaN nor one token alone
+        order = expected.argsort(descending=True).cpu().numpy()
+        fit = g_test(counts[name][order], expected.cpu().numpy()[order])
         assert fit.p_value > 1e-4, name
 
 
@@ -243,16 +246,16 @@ def test_a_thousand_mixed_requests(llm, runner):
 
 
 def test_drafts_change_no_token(drafting, monkeypatch):
-    """Those of the drafter, of random weights, and then right ones; both of seeded requests."""
+    """Drafts of a drafter with random weights, and then right ones, for seeded requests."""
     runner = runner_of(drafting)
     speculator, sampling = runner.speculator, runner._fsbench.sampling
     assert sampling.disabled_reason == "" and "_greedy_sample_draft" in vars(speculator)
     hidden = torch.randn(64, D, device="cuda").bfloat16()
     with torch.inference_mode():
         logits = speculator.model.compute_logits(hidden)
-        own = logits.gather(1, speculator._greedy_sample_draft(hidden)[:, None])[:, 0]
+        drafted = logits.gather(1, speculator._greedy_sample_draft(hidden)[:, None])[:, 0]
     best = logits.max(1).values
-    assert (own >= best - best.abs() * 2**-7).all()  # vLLM rounds logits to bf16
+    assert (drafted >= best - best.abs() * 2**-7).all()  # vLLM rounds logits to bf16
 
     drawn: dict[tuple[int, int], int] = {}
     steps = []
@@ -262,60 +265,60 @@ def test_drafts_change_no_token(drafting, monkeypatch):
         supported, screens = draw.supported, draw.screens
 
         def __call__(self, rows):
-            found = draw(rows)
-            each = (x.tolist() for x in (rows.seed, rows.offset, found.tokens))
+            result = draw(rows)
+            keys = zip(rows.seed.tolist(), rows.offset.tolist(), strict=True)
             # A row behind a wrong draft is drawn again.
-            drawn.update({(seed, at): token for seed, at, token in zip(*each, strict=True)})
+            drawn.update(zip(keys, result.tokens.tolist(), strict=True))
             steps.append(len(rows.hidden))
-            return found
+            return result
 
-    # Two are left to vLLM, and vLLM refuses a logit bias and min-p beside drafts.
+    # vLLM samples two kinds, and refuses a logit bias and min-p with drafts.
     refused = {"logit_bias", "min_p"}
-    kinds = [kind for kind in SERVED if kind not in (5, 12) and not refused & set(KINDS[kind])]
-    assert GRAMMAR in kinds
-    rows = range(3 * len(kinds))
-    asked = [parameters(kinds[row % len(kinds)], row) for row in rows]
+    served = [kind for kind in SERVED if kind not in (5, 12) and not refused & set(KINDS[kind])]
+    assert GRAMMAR in served
+    rows = range(3 * len(served))
+    settings = [parameters(served[row % len(served)], row) for row in rows]
 
     def decoded():
         monkeypatch.setattr(sampling, "draw", Recording())
         drawn.clear()
         steps.clear()
-        outputs = drafting.generate([prompt(row) for row in rows], asked, use_tqdm=False)
+        outputs = drafting.generate([prompt(row) for row in rows], settings, use_tqdm=False)
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        for row, mine in zip(rows, tokens, strict=True):
+        for row, output in zip(rows, tokens, strict=True):
             first = len(prompt(row)["prompt_token_ids"]) - 1
-            assert mine == [drawn[row, first + i] for i in range(len(mine))]
+            assert output == [drawn[row, first + i] for i in range(len(output))]
         return tokens, len(steps)
 
-    plain, many = decoded()
+    plain, plain_steps = decoded()
     table = torch.zeros(len(rows), 32, dtype=torch.int64, device="cuda")
-    for row, mine in zip(rows, plain, strict=True):
-        table[row, : len(mine)] = torch.tensor(mine)
+    for row, output in zip(rows, plain, strict=True):
+        table[row, : len(output)] = torch.tensor(output)
     propose = speculator.propose
 
-    def right(batch, *given, **named):
-        drafts = propose(batch, *given, **named)
+    def right(batch, *args, **kwargs):
+        drafts = propose(batch, *args, **kwargs)
         states, slots = runner.req_states, batch.idx_mapping.long()
         seeds = runner.sampler.sampling_states.seeds.gpu[slots].clamp(0, len(rows) - 1)
-        at = (states.total_len.gpu[slots] - states.prompt_len.gpu[slots]).clamp(0, 28).long()
-        foreseen = table[seeds[:, None], at[:, None] + torch.arange(STEPS, device="cuda")]
-        return foreseen.to(drafts.dtype)
+        place = (states.total_len.gpu[slots] - states.prompt_len.gpu[slots]).clamp(0, 28).long()
+        tokens = table[seeds[:, None], place[:, None] + torch.arange(STEPS, device="cuda")]
+        return tokens.to(drafts.dtype)
 
     monkeypatch.setattr(speculator, "propose", right)
-    same, few = decoded()
+    drafted, drafted_steps = decoded()
     # Hidden states may differ in the last bit, if the batches of a step have other sizes.
-    assert sum(a == b for a, b in zip(plain, same, strict=True)) >= 0.8 * len(rows)
-    assert few < 0.7 * many
+    assert sum(a == b for a, b in zip(plain, drafted, strict=True)) >= 0.8 * len(rows)
+    assert drafted_steps < 0.7 * plain_steps
     assert not set(sampling.counts.unserved)
 
 
 def test_an_engine_with_drafts_gives_the_tokens_of_one_without(llm, drafting):
     """Two engines with the same weights, started one after the other."""
-    kinds = (0, 1, 3, 4, 7, GRAMMAR)
-    rows = range(8 * len(kinds))
-    asked = [parameters(kinds[row % len(kinds)], row) for row in rows]
+    mixed = (0, 1, 3, 4, 7, GRAMMAR)
+    rows = range(8 * len(mixed))
+    settings = [parameters(mixed[row % len(mixed)], row) for row in rows]
     plain, drafted = (
-        [list(output.outputs[0].token_ids) for output in engine.generate(prompts, asked)]
+        [list(output.outputs[0].token_ids) for output in engine.generate(prompts, settings)]
         for engine in (llm, drafting)
         for prompts in [[prompt(row) for row in rows]]
     )

@@ -112,6 +112,24 @@ def test_samplers_that_have_not_run_are_expected_to_take_the_mean(clock):
     assert times.remaining == TimeLeft(10, is_guess=True)
 
 
+def test_before_a_cell_is_finished_the_gates_are_extrapolated(clock):
+    """Three samplers with gates of 8 s and other phases of 2 s, at two problems each."""
+    cells = [cell(provider=name, b=b) for b in (1, 2) for name in "abc"]
+    times = PhaseTimes(clock)
+    times.expect(dict.fromkeys(cells))
+    clock.now += 60  # imports
+    times.enter("gate", cells[0])
+    clock.now += 8
+    assert times.remaining is None
+    times.enter("timing", cells[0])
+    clock.now += 2
+    times.enter("gate", cells[1])
+    clock.now += 3
+    assert times.remaining == TimeLeft(2 * 8 - 3 + 5 * 2, is_guess=True)
+    times.finish({*cells[1:]})
+    assert times.remaining == TimeLeft(8 + 4 * 2, is_guess=True)  # of b, the gate was seen
+
+
 def test_phases_add_up_to_all_of_the_time(clock):
     clock.now = 103.0
     times = PhaseTimes(clock, since=90.0)

@@ -31,7 +31,7 @@ def oracle(controls, uniform, history):
     logits = LOGITS[: len(uniform)]
     if controls.penalizes:
         logits = penalized(logits, *zip(*history, strict=True), **controls.penalties)
-    return decide(logits, uniform, **controls.law)
+    return decide(logits, uniform, **controls.filters)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 0.0])

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 B, D, V, ROWS = 5, 32, 900, 300
 DTYPES = [torch.float32, torch.bfloat16]
-"""By the kernels in Triton's interpreter, and by the reference."""
+"""The kernels in Triton's interpreter, and the reference."""
 
 
 def case(dtype: torch.dtype):
-    """(hidden, weight with padding rows, vocabulary, the target's logits of what the head has)."""
+    """Return hidden, weight with padding rows, vocabulary, the target's logits of its tokens."""
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(B, D, generator=generator).to(dtype)
     weight = (torch.randn(ROWS + 4, D, generator=generator) / 3).to(dtype)
@@ -40,6 +40,7 @@ def case(dtype: torch.dtype):
 SEED = torch.arange(B) * 0x0123456789ABCD - 7
 OFFSET = torch.arange(B) + 2**32 - 2
 T = torch.tensor([1.0, 0.5, 0.0, 2.0, 0.7])
+CALL = {"temperature": T, "seed": SEED, "offset": OFFSET}
 
 
 def expected(logits: Tensor, temperature=T, seed=SEED, offset=OFFSET, **filters) -> Tensor:
@@ -50,7 +51,7 @@ def expected(logits: Tensor, temperature=T, seed=SEED, offset=OFFSET, **filters)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "filters",
-    [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}],
+    [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}],
 )
 def test_the_draw_is_that_of_the_targets_noise(dtype, filters):
     hidden, weight, vocabulary, logits = case(dtype)
@@ -74,18 +75,16 @@ def test_bias_and_mask_are_of_the_targets_vocabulary(dtype, filters):
     packed = (words << torch.arange(32)).sum(2).to(torch.int32)
     changed = 9 * torch.tanh(logits / 9)
     changed = torch.where(logits == -torch.inf, -torch.inf, changed + bias)
-    wanted = expected(changed.masked_fill(~allowed, -torch.inf), **filters)
-    assert wanted[4] == -1 and (wanted[:4] >= 0).all()
+    tokens = expected(changed.masked_fill(~allowed, -torch.inf), **filters)
+    assert tokens[4] == -1 and (tokens[:4] >= 0).all()
     for mask in (allowed, packed):
         drawn = draft_sample(
-            hidden, weight, vocabulary, temperature=T, seed=SEED, offset=OFFSET,
+            hidden, weight, vocabulary, **CALL,
             bias=bias, mask=mask, soft_cap=9.0, **filters,
         )  # fmt: skip
-        assert torch.equal(drawn.tokens, wanted)
+        assert torch.equal(drawn.tokens, tokens)
         assert drawn.valid.tolist() == [True] * 4 + [False]
-    shared = draft_sample(
-        hidden, weight, vocabulary, temperature=T, seed=SEED, offset=OFFSET, bias=bias[0], **filters
-    )
+    shared = draft_sample(hidden, weight, vocabulary, **CALL, bias=bias[0], **filters)
     assert torch.equal(shared.tokens, expected(logits + bias[0], **filters))
 
 
@@ -95,35 +94,30 @@ def test_penalties_are_on_the_targets_tokens(dtype):
     likely = logits.topk(3, 1).indices
     history = TokenHistory.from_tokens(likely.tolist(), likely[:, :1].tolist(), 8, "cpu")
     drawn = draft_sample(
-        hidden, weight, vocabulary, temperature=T, seed=SEED, offset=OFFSET,
+        hidden, weight, vocabulary, **CALL,
         penalties=Penalties(history, repetition=3.0, frequency=1.0),
     )  # fmt: skip
     seen, counts = history.dense(V)
-    wanted = expected(reference.penalized(logits, seen, counts, repetition=3.0, frequency=1.0))
-    assert torch.equal(drawn.tokens, wanted)
+    tokens = expected(reference.penalized(logits, seen, counts, repetition=3.0, frequency=1.0))
+    assert torch.equal(drawn.tokens, tokens)
     assert not torch.equal(drawn.tokens, expected(logits))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_screened_head_gives_the_same_tokens(dtype):
     hidden, weight, vocabulary, logits = case(dtype)
-    drawn = draft_sample(
-        hidden, prepare_head(weight), vocabulary, temperature=T, seed=SEED, offset=OFFSET
-    )
+    drawn = draft_sample(hidden, prepare_head(weight), vocabulary, **CALL)
     assert torch.equal(drawn.tokens, expected(logits))
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}])
-@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize(("per_row", "filters"), [(True, {}), (False, {"top_p": 0.8})])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_quantized_head_draws_by_its_own_logits(dtype, per_row, filters):
+def test_a_quantized_head_draws_by_its_logits(dtype, per_row, filters):
     hidden, weight, vocabulary, logits = case(dtype)
     head = quantize_head(weight, per_row=per_row)
-    own = head.scale.expand(len(weight))[:, None] * head.weight.float()
-    logits[:, vocabulary.token_ids] = hidden.float() @ own[:ROWS].T
-    drawn = draft_sample(
-        hidden, head, vocabulary, temperature=T, seed=SEED, offset=OFFSET, **filters
-    )
+    numbers = head.scale.expand(len(weight))[:, None] * head.weight.float()
+    logits[:, vocabulary.token_ids] = hidden.float() @ numbers[:ROWS].T
+    drawn = draft_sample(hidden, head, vocabulary, **CALL, **filters)
     assert torch.equal(drawn.tokens, expected(logits, **filters))
 
 
@@ -146,9 +140,7 @@ def test_a_target_with_token_noise_and_filters_draws_what_wins_among_the_kept(dt
     hidden, weight, _, _ = case(dtype)
     logits = hidden.float() @ weight.float().T
     for filters in ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}):
-        drawn = truncated_sample(
-            hidden, weight, temperature=T, seed=SEED, offset=OFFSET, noise="token", **filters
-        )
+        drawn = truncated_sample(hidden, weight, **CALL, noise="token", **filters)
         assert torch.equal(drawn.tokens, expected(logits, **filters))
 
 
@@ -203,21 +195,18 @@ def test_truncated_sample_names_its_noise():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}])
-@pytest.mark.parametrize("wrong", [-1.0, torch.inf, torch.nan])
-def test_a_scale_that_is_none_leaves_no_draw(dtype, filters, wrong):
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
+def test_an_invalid_scale_leaves_no_draw(dtype, filters):
     hidden, weight, vocabulary, _ = case(dtype)
-    for per_row in (True, False):
+    for per_row, scale in ((True, -1.0), (True, torch.nan), (False, torch.inf)):
         head = quantize_head(weight, per_row=per_row)
-        head.scale[... if not per_row else 7] = wrong
-        drawn = draft_sample(
-            hidden, head, vocabulary, temperature=T, seed=SEED, offset=OFFSET, **filters
-        )
+        head.scale[... if not per_row else 7] = scale
+        drawn = draft_sample(hidden, head, vocabulary, **CALL, **filters)
         assert (drawn.tokens == -1).all() and not drawn.valid.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_of_equal_scores_the_first_row_is_drawn_or_with_filters_the_lower_token(dtype):
+def test_ties_go_to_the_first_row_or_with_filters_to_the_lower_token(dtype):
     hidden, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(4, 16, dtype=dtype)
     call = {"temperature": 0.0, "seed": SEED[:1]}
     for ids, first, lower in (([3, 5, 6, 9], 3, 3), ([9, 5, 3, 6], 9, 3)):

@@ -74,7 +74,7 @@ def test_a_tree_is_verified_in_a_graph_without_a_wait():
     drafts = torch.randint(-1, 4, (B, k), generator=generator, device="cuda")
     parents = torch.tensor([0, 0, 1, 1, 2, 3, 6, 7], device="cuda")
     seed = position = torch.arange(B, device="cuda")
-    wanted = verify_drafts(sampled.cpu(), drafts.cpu(), parents.cpu(), vocab_size=4)
+    expected = verify_drafts(sampled.cpu(), drafts.cpu(), parents.cpu(), vocab_size=4)
     noise = step_noise(seed.cpu(), position.cpu(), k, parents.cpu())
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -84,8 +84,8 @@ def test_a_tree_is_verified_in_a_graph_without_a_wait():
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = verify_drafts(sampled, drafts, parents, vocab_size=4)
-        of_rows = step_noise(seed, position, k, parents)
+        verified = verify_drafts(sampled, drafts, parents, vocab_size=4)
+        row_noise = step_noise(seed, position, k, parents)
     graph.replay()
-    for one, other in zip((*found, *of_rows), (*wanted, *noise), strict=True):
+    for one, other in zip((*verified, *row_noise), (*expected, *noise), strict=True):
         assert torch.equal(one.cpu(), other)

@@ -1,7 +1,7 @@
-"""Whole sequences with drafts, by every public call: bit by bit those without.
+"""Whole sequences with drafts, by every public call: the bits of those without.
 
-The next logits depend on the last token alone, so a request is a Markov chain. In bf16 a CPU runs
-the reference. Requests have temperatures (one in six is greedy), seeds and masks of their own.
+The next logits depend on the last token only, so a request is a Markov chain. In bf16 a CPU runs
+the reference. Each request has its temperature (one in six is greedy), seed and mask.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import full
 from torch import Tensor
 
 from fsbench import reference
@@ -63,92 +64,95 @@ class Chain:
         return prepare_head(self.weight) if self.call is screened_sample else self.weight
 
     def draw(self, fed: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        """The tokens behind fed [B, n]."""
+        """Return the tokens after fed [B, n]."""
         n = fed.shape[1]
-        of = torch.arange(self.B).repeat_interleave(n)
+        rows = torch.arange(self.B).repeat_interleave(n)
         drawn = self.call(
-            self.state[fed.flatten()], self.head, temperature=self.T[of], mask=self.mask[of],
+            self.state[fed.flatten()], self.head, temperature=self.T[rows], mask=self.mask[rows],
             seed=seed, offset=offset, **self.options,
         )  # fmt: skip
         return drawn.tokens.view(self.B, n)
 
     def plain(self, length: int) -> Tensor:
         tokens = torch.zeros(self.B, length + 1, dtype=torch.int64)
-        for at in range(length):
-            offset = torch.full((self.B,), at)
-            tokens[:, at + 1] = self.draw(tokens[:, at : at + 1], self.seed, offset)[:, 0]
+        for i in range(length):
+            offset = torch.full((self.B,), i)
+            tokens[:, i + 1] = self.draw(tokens[:, i : i + 1], self.seed, offset)[:, 0]
         return tokens
 
     def step(
-        self, last: Tensor, at: Tensor, drafts: Tensor, parents: Tensor | None
+        self, last: Tensor, position: Tensor, drafts: Tensor, parents: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(tokens [B, K + 1], the next last [B]) of a speculative step."""
+        """Return the tokens [B, K + 1] and the last token [B] of a speculative step."""
         fed = torch.cat([last[:, None], drafts], 1).clamp(0, V - 1)
-        sampled = self.draw(fed, *step_noise(self.seed, at, K, parents))
-        found = verify_drafts(sampled, drafts, parents, vocab_size=V)
-        assert torch.equal(found.tokens >= 0, found.nodes >= 0)
-        return found.tokens, found.tokens.gather(1, found.num_accepted[:, None])[:, 0]
+        sampled = self.draw(fed, *step_noise(self.seed, position, K, parents))
+        verified = verify_drafts(sampled, drafts, parents, vocab_size=V)
+        tokens = verified.tokens
+        assert torch.equal(tokens >= 0, verified.nodes >= 0)
+        return tokens, tokens.gather(1, verified.num_accepted[:, None])[:, 0]
 
-    def own_drafts(self, last: Tensor, at: Tensor) -> Tensor:
-        """Of a reduced head of a model that is near, with the target's noise."""
+    def coupled_drafts(self, last: Tensor, position: Tensor) -> Tensor:
+        """Draw from a reduced head of a similar model, with the target's noise."""
         vocabulary = prepare_draft_vocabulary(self.ids, V)
         filters = {name: self.options[name] for name in FILTERED if name in self.options}
         drafts = [last]
         for i in range(K):
             drawn = draft_sample(
                 self.drafter[drafts[-1].clamp_min(0)], self.weight[self.ids], vocabulary,
-                temperature=self.T, mask=self.mask, seed=self.seed, offset=at + i, **filters,
+                temperature=self.T, mask=self.mask, seed=self.seed, offset=position + i, **filters,
             )  # fmt: skip
             drafts.append(drawn.tokens)
         return torch.stack(drafts[1:], 1)
 
 
-def drafts_of(drafter: str, chain: Chain, wanted: Tensor, last: Tensor, at: Tensor) -> Tensor:
-    """wanted: the tokens that come without drafts, [B, K]."""
-    generator = torch.Generator().manual_seed(int(at.sum()))
-    anything = torch.randint(-(2**62), 2**62, wanted.shape, generator=generator)
-    some = torch.rand(wanted.shape, generator=generator)
+def drafts_of(
+    drafter: str, chain: Chain, expected: Tensor, last: Tensor, position: Tensor
+) -> Tensor:
+    """Return drafts [B, K]; expected: the tokens without drafts, [B, K]."""
+    generator = torch.Generator().manual_seed(int(position.sum()))
+    anything = torch.randint(-(2**62), 2**62, expected.shape, generator=generator)
+    uniform = torch.rand(expected.shape, generator=generator)
     return {
-        "own": lambda: chain.own_drafts(last, at),
-        "right": lambda: wanted,
-        "wrong": lambda: (wanted + 1) % V,
-        "late": lambda: torch.where(some < 0.8, wanted, (wanted + 1) % V),
-        "anything": lambda: torch.where(some < 0.5, wanted, anything % (2 * V) - V),
-        "far": lambda: torch.where(some < 0.7, wanted, anything),
+        "coupled": lambda: chain.coupled_drafts(last, position),
+        "right": lambda: expected,
+        "wrong": lambda: (expected + 1) % V,
+        "late": lambda: torch.where(uniform < 0.8, expected, (expected + 1) % V),
+        "anything": lambda: torch.where(uniform < 0.5, expected, anything % (2 * V) - V),
+        "far": lambda: torch.where(uniform < 0.7, expected, anything),
     }[drafter]()
 
 
 def decode(chain: Chain, plain: Tensor, drafter: str, parents: Tensor | None) -> int:
-    """Steps to the whole sequence, which is compared."""
+    """Decode with drafts, compare the whole sequence, and return the number of steps."""
     length = plain.shape[1] - 1
-    room = torch.nn.functional.pad(plain, (0, K + 1))
-    out = torch.full_like(room, -1)
+    padded = torch.nn.functional.pad(plain, (0, K + 1))
+    out = torch.full_like(padded, -1)
     last, done = plain[:, 0], torch.zeros(chain.B, dtype=torch.int64)
-    behind = torch.arange(K + 1)
+    ahead = torch.arange(K + 1)
     steps = 0
     while (done < length).any():
-        at = done.clamp_max(length - 1)
-        depth = behind[:K] if parents is None else torch.tensor([0, 1, 0, 1])
-        wanted = room.gather(1, at[:, None] + 1 + depth)
-        drafts = drafts_of(drafter, chain, wanted, last, at)
-        tokens, last = chain.step(last, at, drafts.contiguous(), parents)
-        stands = (tokens >= 0) & (done < length)[:, None]
-        places = torch.where(stands, at[:, None] + 1 + behind, 0)
-        out.scatter_(1, places, torch.where(stands, tokens, plain[:, :1]))
+        position = done.clamp_max(length - 1)
+        depth = ahead[:K] if parents is None else torch.tensor([0, 1, 0, 1])
+        expected = padded.gather(1, position[:, None] + 1 + depth)
+        drafts = drafts_of(drafter, chain, expected, last, position)
+        tokens, last = chain.step(last, position, drafts.contiguous(), parents)
+        accepted = (tokens >= 0) & (done < length)[:, None]
+        columns = torch.where(accepted, position[:, None] + 1 + ahead, 0)
+        out.scatter_(1, columns, torch.where(accepted, tokens, plain[:, :1]))
         last = last.clamp_min(0)
-        done += stands.sum(1)
+        done += accepted.sum(1)
         steps += 1
     assert torch.equal(out[:, 1 : length + 1], plain[:, 1:])
     return steps
 
 
-DRAFTERS = ("own", "right", "wrong", "late", "anything", "far")
+DRAFTERS = ("coupled", "right", "wrong", "late", "anything", "far")
 
 
-@pytest.mark.parametrize(("B", "length"), [(12, 12), pytest.param(600, 56, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("B", "length"), [(12, 12), full(300, 30)])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_sequence_with_drafts_is_the_one_without(sampler, B, length):
-    """Marked full: 5 samplers, 6 drafters, 600 requests of 56 tokens are 1,008,000 tokens."""
+    """In the full tier 5 samplers, 6 drafters, 300 requests of 30 tokens: 270,000 tokens."""
     chain = Chain(sampler, B)
     plain = chain.plain(length)
     assert (plain >= 0).all()
@@ -167,18 +171,18 @@ def test_drafts_are_accepted_as_often_as_expected(sampler):
     last, mask = plain[:, :-1].flatten(), chain.mask.repeat_interleave(10, 0)
     T = chain.T.repeat_interleave(10)
     filters = {name: chain.options[name] for name in FILTERED if name in chain.options}
-    laws = []
+    distributions = []
     for states, only in ((chain.state, range(V)), (chain.drafter, chain.ids.tolist())):
         allowed = mask & torch.isin(torch.arange(V), torch.tensor(only))
         logits = states[last].float() @ chain.weight.float().T
         logits = logits.masked_fill(~allowed, -torch.inf)
         kept = reference.truncate(logits, T, **filters)
-        laws.append(reference.filtered_probabilities(logits, kept, T.where(T > 0, 1.0)))
-    greedy = laws[0].argmax(1) == laws[1].argmax(1)
-    chance = reference.coupled_acceptance(*laws).where(T > 0, greedy.double())
+        distributions.append(reference.filtered_probabilities(logits, kept, T.where(T > 0, 1.0)))
+    greedy = distributions[0].argmax(1) == distributions[1].argmax(1)
+    chance = reference.coupled_acceptance(*distributions).where(T > 0, greedy.double())
     accepted = 0
     for i in range(10):
-        drafts = chain.own_drafts(plain[:, i], torch.full((chain.B,), i))
+        drafts = chain.coupled_drafts(plain[:, i], torch.full((chain.B,), i))
         accepted += int((drafts[:, 0] == plain[:, i + 1]).sum())
     spread = float((chance * (1 - chance)).sum()) ** 0.5
     assert spread > 15 and abs(accepted - float(chance.sum())) < 4 * spread  # the seeds are fixed

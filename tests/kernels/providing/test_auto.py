@@ -1,4 +1,4 @@
-"""flash_sampling_auto measures flash_sample as users call it."""
+"""flash_sampling_auto measures flash_sample with its defaults; the matmul alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 import fsbench.kernels
 from fsbench.discover import discover
+from fsbench.kernels import flash_sampling, flash_sampling_token
 from fsbench.kernels.flash_sampling_auto import PROVIDER
 from fsbench.problem import Problem
 
@@ -14,9 +15,9 @@ FORCED = ("flash_sampling", "flash_sampling_hopper")
 
 
 def test_its_presets_are_those_of_the_forced_kernels():
-    found = discover()
+    entries = discover()
     for name in FORCED:
-        forced = found[name].provider
+        forced = entries[name].provider
         assert forced is not None and set(forced.presets) <= set(PROVIDER.presets)
 
 
@@ -35,3 +36,16 @@ def test_it_calls_flash_sample_without_naming_a_kernel():
     called = fsbench.kernels.flash_sample(hidden, weight, temperature=0.7, seed=seed, offset=offset)
     assert launch.config == fsbench.kernels.describe(hidden, weight)
     assert torch.equal(launch(hidden, seed, offset), called.tokens)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("sampler", [flash_sampling, flash_sampling_token])
+@pytest.mark.parametrize(("B", "D", "V"), [(1, 64, 256), (17, 72, 1000)])
+def test_the_kernel_without_sampling_returns_the_largest_logits(sampler, B, D, V):
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(B, D), torch.randn(V, D)
+    problem = Problem(B, D, V, "fp32", device="cpu")
+    launch = sampler.PROVIDER.matmul_form(problem, weight)
+    unread = torch.zeros(1, dtype=torch.int64)
+    largest = launch(hidden, unread, unread).amax(0)
+    torch.testing.assert_close(largest, (hidden @ weight.T).amax(1))

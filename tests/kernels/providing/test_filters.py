@@ -1,4 +1,4 @@
-"""Samplers over stored logits in the interpreter: akunu, exact and as described; pivot search."""
+"""Samplers over stored logits in the interpreter: both of akunu, and pivot search."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILTERS = [
 ]
 
 
-def laws(V: int) -> torch.Tensor:
+def rows_of_logits(V: int) -> torch.Tensor:
     rows = normal_logits(4, V)
     rows[1] = rows[1].round()  # ties
     rows[2] = -3.0
@@ -51,9 +51,9 @@ SAMPLERS = pytest.mark.parametrize(
 
 @SAMPLERS
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), full(5003, 0.4)])
-def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T, filters):
-    logits = laws(V)
+@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7)])
+def test_tokens_are_the_oracles_with_the_declared_order(sampler, order, V, T, filters):
+    logits = rows_of_logits(V)
     kept = reference.truncate(logits, T, **filters, order=order)
     expected = reference.expect(logits, SEED, STEP, T, truncation=kept)
     assert expected.accepts(sampler(logits, SEED, STEP, T, **filters)).all()
@@ -61,7 +61,7 @@ def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T
 
 @SAMPLERS
 def test_filters_of_every_row(sampler, order):
-    logits = laws(300)
+    logits = rows_of_logits(300)
     filters = {
         "top_k": torch.tensor([5, 0, 7, 0], dtype=torch.int32),
         "top_p": torch.tensor([1.0, 0.3, 0.5, 1.0]),
@@ -83,27 +83,24 @@ def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: f
 
 
 @DTYPES
-@pytest.mark.parametrize("turns", [0, 1, full(2)])
-@pytest.mark.parametrize("more", [-1, 0, 9])
-def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
+@pytest.mark.parametrize(("turns", "more"), [(0, 9), (1, -1), (1, 9), full(2, 0)])
+def test_akunu_finds_the_largest_at_the_ends_of_its_reads(dtype, turns, more):
     wide = 16 // dtype.itemsize
     V = max(turns * ROW_PARTS.value * wide + more, 3)
     logits = normal_logits(2, V)
-    ends = [at for at in (0, wide, V // wide * wide, V - 1) if at < V]
-    for turn in range(turns):
-        ends += [
-            at for at in (turn * ROW_PARTS.value * wide + end for end in (-1, 0)) if 0 <= at < V
-        ]
+    starts = [turn * ROW_PARTS.value * wide for turn in range(turns)]
+    ends = (0, wide, V // wide * wide, V - 1, *starts, *(start - 1 for start in starts))
+    ends = [token for token in ends if 0 <= token < V]
     logits[0, ends] = 40.0
     logits[1, ends] = torch.linspace(30.0, 32.0, len(ends))
     logits = logits.to(dtype)
-    for k in (1, 2, len(set(ends)), 40):
+    for k in (1, len(set(ends)), 40):
         assert_expected(logits, top_k=k, top_p=0.9)
 
 
-@pytest.mark.parametrize("step", [1, 5], ids=["side by side", "in parts of their own"])
+@pytest.mark.parametrize("step", [1, 5], ids=["neighbors", "spread"])
 @pytest.mark.parametrize("limit", [RANKED.value, full(GATHERED.value)])
-def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
+def test_akunu_with_equal_logits_up_to_its_limit_and_beyond(limit, step):
     """The cutoff is among them, so all of them are gathered."""
     logits = normal_logits(3, 21_000) / 4
     logits[:, 20_000] = 9.0
@@ -114,12 +111,9 @@ def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step
     assert_expected(logits, top_k=limit - 5)
 
 
-@pytest.mark.parametrize(
-    "k", [RANKED.value - 40, RANKED.value, ROW_PARTS.value - 1, ROW_PARTS.value]
-)
+@pytest.mark.parametrize("k", [ROW_PARTS.value - 1, ROW_PARTS.value])
 def test_akunu_with_many_kept(k):
     logits = normal_logits(2, 20_011).bfloat16()
-    assert_expected(logits, 3.0, top_k=k)
     assert_expected(logits, 3.0, top_k=k, top_p=0.6, min_p=0.1)
     assert_expected(logits, 3.0, top_k=k, min_p=0.02)
 
@@ -144,8 +138,8 @@ def test_akunu_draws_nothing_from_a_row_with_one_bad_logit(dtype):
     assert (tokens[:4] == -1).all() and (tokens[4:] >= 0).all()
 
 
-def test_a_pivot_that_is_too_high_is_given_up():
-    """A few logits far above the others: the guess is above all but these, fewer than k."""
+def test_a_pivot_that_is_too_high_is_lowered():
+    """Two logits are far above the others, so fewer than k logits reach the estimate."""
     V = GATHERED.value + 900
     logits = torch.full((3, V), -5.0)
     logits[0, [7, V - 1]] = 40.0
@@ -159,15 +153,15 @@ def test_a_pivot_that_is_too_high_is_given_up():
 
 @SAMPLERS
 @pytest.mark.parametrize("T", [0.0, 1.0])
-def test_no_draw_where_there_is_none(sampler, order, T):
-    logits = laws(200)
+def test_undefined_rows_have_no_token(sampler, order, T):
+    logits = rows_of_logits(200)
     logits[0, 3], logits[1] = torch.nan, -torch.inf
     tokens = sampler(logits, SEED, STEP, T, **DEFAULTS)
     assert tokens[:2].tolist() == [-1, -1] and (tokens[2:] >= 0).all()
 
 
 def test_the_hash_and_its_uniforms_are_the_published_ones():
-    """By Python's integers, from the chapter's three lines."""
+    """The chapter's three lines, with Python's integers."""
     for row, token in ((0, 0), (0, 77), (2, 5)):
         state = ((7 + 123 + row * 0x9E3779B9) % 2**32 * 2654435761 + token) % 2**32
         state = (state * 747796405 + 2891336453) % 2**32
@@ -179,17 +173,17 @@ def test_the_hash_and_its_uniforms_are_the_published_ones():
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize(("V", "T"), [(100, 1.0), (5003, 0.8)])
 def test_faithful_has_the_arithmetic_of_the_chapter(V, T, filters):
-    logits = laws(V)
+    logits = rows_of_logits(V)
     scores = akunu_scores(logits, SEED, STEP, T, **filters)
     assert scores.dtype == torch.float16
     assert torch.equal(scores > -torch.inf, chapter.kept(logits, **filters))
     u = chapter.uniforms(123, 7, 4, V)
-    wanted = chapter.scores(logits, u, T).float()
-    near = torch.isclose(scores.float(), wanted, rtol=2e-3, atol=2e-3)
+    expected = chapter.scores(logits, u, T).float()
+    near = torch.isclose(scores.float(), expected, rtol=2e-3, atol=2e-3)
     assert near[scores > -torch.inf].all()
 
 
-def test_faithful_keeps_less_than_the_law_and_less_than_k():
+def test_faithful_keeps_less_than_it_should():
     logits = normal_logits(8, 5000)
     exact = reference.truncate(logits, top_p=0.9, order=AKUNU_ORDER).kept.sum(1)
     assert (chapter.kept(logits, top_p=0.9).sum(1) < exact).all(), "the crossing token is cut"
@@ -208,9 +202,7 @@ def in_one_pass(logits, seed, offset, temperature, **_):
 @pytest.mark.parametrize("draw", [akunu_exact, pivot_search, akunu_scores, by_groups, in_one_pass])
 def test_rows_may_be_those_of_a_wider_tensor(draw):
     wide = torch.full((4, 192), 1e4)
-    wide[:, :130] = laws(130)
-    found, expected = (
-        draw(logits, SEED, STEP, 0.8, **DEFAULTS)
-        for logits in (wide[:, :130], wide[:, :130].contiguous())
-    )
-    assert torch.equal(found, expected)
+    wide[:, :130] = rows_of_logits(130)
+    logits = wide[:, :130]
+    expected = draw(logits.contiguous(), SEED, STEP, 0.8, **DEFAULTS)
+    assert torch.equal(draw(logits, SEED, STEP, 0.8, **DEFAULTS), expected)

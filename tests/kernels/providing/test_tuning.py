@@ -1,4 +1,4 @@
-"""What flash_sample's kernels offer to `fsbench tune`, on a pretended GPU."""
+"""Tile shapes of kernels for `fsbench tune`, on an imitated GPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fsbench.kernels.providing.tuning import tuning
 from fsbench.problem import Problem
 
 TUNED = [kernel for kernel in KERNELS if kernel != "portable-byte"]
-"""What `fsbench tune` has heads for: those of 16 bits."""
+"""Kernels for heads of 16 bits, which `fsbench tune` has."""
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Makes a GPU of this name and shared memory the current one."""
+    """Imitate a current GPU with a name and shared memory."""
 
     def use(name, shared=232448):
         properties = SimpleNamespace(
@@ -40,15 +40,14 @@ def gpu(monkeypatch):
 
 
 def test_every_kernel_of_the_tables_can_be_tuned():
-    found = [entry.provider.tuning for entry in discover().values() if entry.provider.tuning]
-    assert sorted(own.kernel for own in found) == sorted(TUNED)
-    for own in found:
-        assert own.buckets == KERNELS[own.kernel][1]
+    tunings = [entry.provider.tuning for entry in discover().values() if entry.provider.tuning]
+    assert sorted(tuning.kernel for tuning in tunings) == sorted(TUNED)
+    assert all(tuning.buckets == KERNELS[tuning.kernel][1] for tuning in tunings)
 
 
 @pytest.mark.parametrize("kernel", TUNED)
 @pytest.mark.parametrize("D", [4096, 8192])
-def test_what_is_in_use_is_timed_first(gpu, kernel, D):
+def test_the_default_is_timed_first(gpu, kernel, D):
     gpu("NVIDIA H200")
     for B in tuning(kernel).buckets:
         configs = tuning(kernel).configs(Problem(B, D, 128256))

@@ -1,4 +1,4 @@
-"""The exchange between ranks as it is compiled: when a warp may count on."""
+"""The exchange between ranks as compiled: when a warp may advance the count."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ STORE = re.compile(r"st\.global\.b32\s+\[ (%rd\d+) \+ 0 \]")
 BARRIER = re.compile(r"bar\.sync\s+0")
 
 
-def counted(ptx: list[str]) -> list[str]:
-    """What stands before the store of a count, of every exchange of a kernel.
+def code_before_stores(ptx: list[str]) -> list[str]:
+    """Return the code before the store of a count, for every exchange of a kernel.
 
     A count is the only number that is loaded and stored at one address.
     """
-    loaded = {found[1] for text in ptx if (found := LOAD.search(text))}
+    loads = {match[1] for text in ptx if (match := LOAD.search(text))}
     return [
         "\n".join(ptx[:line])
         for line, text in enumerate(ptx)
-        if (found := STORE.search(text)) and found[1] in loaded
+        if (match := STORE.search(text)) and match[1] in loads
     ]
 
 
 @pytest.mark.parametrize("file", ["portable", "hopper/kernel"])
 def test_both_kernels_exchange_masses_before_candidates(file):
-    """Ranks may run either. Each waits for what the other sends next, or both wait for ever."""
+    """Ranks may run either kernel: with another order both would wait for ever."""
     text = (ROOT / f"kernels/fused/{file}.py").read_text()
     finish = text[text.index("def _finish(") :]
     assert 0 < finish.index("= mass_of_ranks(") < finish.index("= best_of_ranks(")
@@ -45,13 +45,13 @@ def test_both_kernels_exchange_masses_before_candidates(file):
         ("resolve", "flash_sampling_screened B=64 2 ranks", 1),
     ],
 )
-def test_no_warp_counts_on_while_another_may_still_load_the_count(kernel, call, exchanges):
-    """A warp that loaded the next count would wait for words that nobody sends."""
-    found = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$", ptx=True)
-    assert found
-    for each in found:
-        between = counted(each.instructions)
-        assert len(between) == exchanges, each.launches
-        for code in between:
-            # Behind the last loop, the wait for the others' words.
+def test_no_warp_advances_a_count_that_another_may_still_load(kernel, call, exchanges):
+    """A warp that loaded the next count would wait for words that no rank sends."""
+    kernels = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$")
+    assert kernels
+    for each in kernels:
+        parts = code_before_stores(each.ptx.splitlines())
+        assert len(parts) == exchanges, each.launches
+        for code in parts:
+            # After the last loop, which waits for the words of other ranks.
             assert BARRIER.search(code.rsplit("$L__BB", 1)[-1]), each.launches

@@ -58,26 +58,26 @@ def uneven(V: int, ranks: int) -> list[int]:
 
 
 def against_one_gpu(rank: int, ranks: int, kernel: str, name: str) -> list[str]:
-    """Differences between the ranks' samples and those of one GPU. kernel: or "both", in turns."""
+    """Return the differences from the samples of one GPU; kernel "both": ranks take turns."""
     wrong = []
-    own = ("hopper", "portable")[rank % 2] if kernel == "both" else kernel
+    rank_kernel = ("hopper", "portable")[rank % 2] if kernel == "both" else kernel
     kernel = "portable" if kernel == "both" else kernel
     for V, D in ((50_001, 512), (128_256, 1024)):
         for B in (1, 16, 100, 256) if name == "plain" else (64,):
             hidden, weight = head(B, V, D)
             shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
-            what = call_of(name, B, V, "cuda")
+            options = call_of(name, B, V, "cuda")
             if name != "plain":
-                what |= {"return_logprob": True, "return_logz": True}
-            one = flash_sample(hidden, weight, kernel=kernel, **what)
-            ours = flash_sample(hidden, shard, kernel=own, **what)
+                options |= {"return_logprob": True, "return_logz": True}
+            one = flash_sample(hidden, weight, kernel=kernel, **options)
+            sharded = flash_sample(hidden, shard, kernel=rank_kernel, **options)
             where = f"V={V} B={B}"
-            if not torch.equal(one.tokens, ours.tokens):
-                wrong.append(f"{where}: {int((one.tokens != ours.tokens).sum())} tokens")
-            if not torch.equal(one.valid, ours.valid):
+            if not torch.equal(one.tokens, sharded.tokens):
+                wrong.append(f"{where}: {int((one.tokens != sharded.tokens).sum())} tokens")
+            if not torch.equal(one.valid, sharded.valid):
                 wrong.append(f"{where}: valid")
             for field in ("logprob", "logz") if name != "plain" else ():
-                a, b = getattr(one, field), getattr(ours, field)
+                a, b = getattr(one, field), getattr(sharded, field)
                 if not same_bits(a, b):
                     wrong.append(f"{where}: {field} by {(a - b).nan_to_num().abs().max()}")
                 everywhere = shard.gather(b.nan_to_num(-1.0))
@@ -93,20 +93,20 @@ def test_samples_are_those_of_one_gpu(ranks, kernel, name):
 
 
 def screened_against_one_gpu(rank: int, ranks: int, name: str, short: bool) -> list[str]:
-    """As against_one_gpu, by screened heads. short: rank 1 has no room, and draws rows in full."""
+    """Compare screened heads; short: rank 1 has no room for candidates, and draws rows in full."""
     wrong = []
     for V, D in ((50_001, 512), (128_256, 1024)):
         hidden, weight = head(160, V, D)
         shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
-        ours = prepare_head(shard.weight)
+        copy = prepare_head(shard.weight)
         for B in (1, 16, 64, 160) if name == "plain" else (64,):
             screen, resolve = default_configs(B, D, hidden.device)
             if short and rank == 1:
                 screen = replace(screen, room=1, row_room=16)
-            what = {**call_of(name, B, V, "cuda"), "num_samples": 1, "noise": "token"}
-            one = flash_sample(hidden[:B], weight, **what)
+            options = {**call_of(name, B, V, "cuda"), "num_samples": 1, "noise": "token"}
+            one = flash_sample(hidden[:B], weight, **options)
             drawn = screened_sample(
-                hidden[:B], ours, shard=shard, configs=(screen, resolve), **what
+                hidden[:B], copy, shard=shard, configs=(screen, resolve), **options
             )
             if not torch.equal(one.tokens, drawn.tokens):
                 different = int((one.tokens != drawn.tokens).sum())
@@ -119,15 +119,15 @@ def screened_against_one_gpu(rank: int, ranks: int, name: str, short: bool) -> l
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("name", ["plain", "greedy", "everything"])
 def test_screened_tokens_are_those_of_one_gpu(ranks, name, short):
-    found = on_ranks(ranks, screened_against_one_gpu, ranks, name, short, backend="nccl")
-    assert found == [[]] * ranks
+    wrong = on_ranks(ranks, screened_against_one_gpu, ranks, name, short, backend="nccl")
+    assert wrong == [[]] * ranks
 
 
 CALLS = 10_000
 
 
 def race(rank: int, ranks: int, screened: bool) -> list[str]:
-    """Many short calls, eager and replayed, of changing B; now and then one rank is late."""
+    """Make many short calls, eager and replayed, of changing B; sometimes one rank is late."""
     D, V = 64, 2048
     sizes = [V // ranks] * ranks
     sizes[0] += V % ranks
@@ -137,16 +137,16 @@ def race(rank: int, ranks: int, screened: bool) -> list[str]:
     seed, offset = counter(5), counter(0)
     batches = (32, 3, 17, 1)
     drawn = [torch.empty(CALLS, B, dtype=torch.int64, device="cuda") for B in batches]
-    wanted = [torch.empty_like(tokens) for tokens in drawn]
+    expected = [torch.empty_like(tokens) for tokens in drawn]
 
     def one(B: int) -> tuple[Tensor, Tensor]:
         offset.add_(1)
-        asked = {"seed": seed, "offset": offset, "noise": "token" if screened else "group"}
+        options = {"seed": seed, "offset": offset, "noise": "token" if screened else "group"}
         if screened:
-            ours = screened_sample(hidden[:B], screen, shard=shard, **asked).tokens
+            tokens = screened_sample(hidden[:B], screen, shard=shard, **options).tokens
         else:
-            ours = flash_sample(hidden[:B], shard, **asked).tokens
-        return ours, flash_sample(hidden[:B], weight, **asked).tokens
+            tokens = flash_sample(hidden[:B], shard, **options).tokens
+        return tokens, flash_sample(hidden[:B], weight, **options).tokens
 
     for B in batches:
         one(B)
@@ -167,12 +167,12 @@ def race(rank: int, ranks: int, screened: bool) -> list[str]:
             graph, results = replays[i]
             graph.replay()
         drawn[i][call] = results[0]
-        wanted[i][call] = results[1]
+        expected[i][call] = results[1]
     torch.cuda.synchronize()
     wrong = []
     for i, B in enumerate(batches):
         calls = [call for call in range(CALLS) if call * 7 % 4 == i]
-        different = (drawn[i][calls] != wanted[i][calls]).any(1)
+        different = (drawn[i][calls] != expected[i][calls]).any(1)
         if different.any():
             wrong.append(f"B={B}: {int(different.sum())} of {len(calls)} calls differ")
         # Draws at successive offsets differ, or the graph would not have read them.
@@ -187,46 +187,45 @@ def test_no_rank_overtakes_another(ranks, screened):
 
 
 def sharded_samplers(rank: int, ranks: int) -> dict[str, str]:
-    """Of every sampler that runs over several GPUs: what is wrong, eager and in a graph."""
+    """Return name -> mistakes of every sampler over several GPUs, eager and in a graph."""
     import torch.distributed as dist
 
-    found = {}
+    wrong = {}
     for name, entry in discover().items():
         provider = entry.provider
         if provider is None or provider.build_sharded is None:
             continue
         if entry.unavailable_reason("cuda") or provider.kind is Kind.LOWER_BOUND:
             continue
-        found[name] = ""
-        for B in (64,):
-            problem = Problem(B, 1024, 32_000, tp=ranks)
-            hidden, weight = head(B, problem.V, problem.D)
-            sizes = [len(part) for part in weight.tensor_split(ranks)]
-            torch.manual_seed(0)
-            group = dist.group.WORLD
-            shard = Shard(own_rows(weight, rank, sizes), tuple(sizes), rank, group)
-            launch = provider.build_sharded(problem, shard)
-            check = check_on_problem(provider, problem, launch, hidden, weight)
-            if not check.passed:
-                found[name] += f"B={B}: {check.detail}; "
-            seed, offset = counter(3), counter(0)
-            step = capture(launch, hidden, seed, offset)
-            steps = []
-            for _ in range(20):
-                offset.add_(1)
-                steps.append(step().clone())
-            tokens = torch.stack(steps).long()
-            everywhere = tokens.new_empty(ranks, *tokens.shape)
-            dist.all_gather_into_tensor(everywhere, tokens)
-            if not torch.equal(everywhere, tokens.expand_as(everywhere)):
-                found[name] += f"B={B}: ranks differ in a graph; "
-            if len(torch.unique(tokens[:, 0])) < 3:
-                found[name] += f"B={B}: the graph draws the same token again and again; "
-    return found
+        wrong[name], B = "", 64
+        problem = Problem(B, 1024, 32_000, tp=ranks)
+        hidden, weight = head(B, problem.V, problem.D)
+        sizes = [len(part) for part in weight.tensor_split(ranks)]
+        torch.manual_seed(0)
+        group = dist.group.WORLD
+        shard = Shard(own_rows(weight, rank, sizes), tuple(sizes), rank, group)
+        launch = provider.build_sharded(problem, shard)
+        check = check_on_problem(provider, problem, launch, hidden, weight)
+        if not check.passed:
+            wrong[name] += f"{check.detail}; "
+        seed, offset = counter(3), counter(0)
+        step = capture(launch, hidden, seed, offset)
+        steps = []
+        for _ in range(20):
+            offset.add_(1)
+            steps.append(step().clone())
+        tokens = torch.stack(steps).long()
+        everywhere = tokens.new_empty(ranks, *tokens.shape)
+        dist.all_gather_into_tensor(everywhere, tokens)
+        if not torch.equal(everywhere, tokens.expand_as(everywhere)):
+            wrong[name] += "ranks differ in a graph; "
+        if len(torch.unique(tokens[:, 0])) < 3:
+            wrong[name] += "the graph draws the same token again and again; "
+    return wrong
 
 
 def test_samplers_agree_with_the_oracle_and_between_ranks(ranks):
-    found = on_ranks(ranks, sharded_samplers, ranks, backend="nccl")
-    assert found[0]
-    for rank in range(ranks):
-        assert not {name: wrong for name, wrong in found[rank].items() if wrong}
+    results = on_ranks(ranks, sharded_samplers, ranks, backend="nccl")
+    assert results[0]
+    for wrong in results:
+        assert not {name: text for name, text in wrong.items() if text}

@@ -1,4 +1,4 @@
-"""Compiling for a GPU that is not there: what calls would launch, and that it is found again."""
+"""Compile for a GPU that is absent: the kernels of calls, and that a later call finds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """An empty cache of Triton's, and Triton as without an interpreter, also in what is started."""
+    """An empty cache of Triton, and no interpreter, also in subprocesses."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
@@ -34,10 +34,10 @@ HEAD = ("--d", "512", "--v", "8192")
 
 
 @pytest.mark.full
-def test_what_is_compiled_once_is_in_the_cache(cache):
+def test_compiled_kernels_are_in_the_cache(cache):
     """Batches of one bucket of the tables share a kernel."""
-    wanted = (*HEAD, "--gpu", "a100", "--request", "greedy,rows", "--batch", "2,16,17")
-    first, second = warm(*wanted), warm(*wanted)
+    options = (*HEAD, "--gpu", "a100", "--request", "greedy,rows", "--batch", "2,16,17")
+    first, second = warm(*options), warm(*options)
     names = ["flash_sampling_kernel"] * 4
     assert [each["kernel"] for each in first["kernels"]] == names
     assert [each["call"].split()[1] for each in first["kernels"]] == ["B=2", "B=17"] * 2
@@ -48,8 +48,8 @@ def test_what_is_compiled_once_is_in_the_cache(cache):
 
 @pytest.mark.full
 def test_on_a_hopper_gpu_filters_need_the_hopper_kernel_and_what_follows_it(cache):
-    found = warm(*HEAD, "--gpu", "h200", "--request", "filters", "--batch", "65")
-    assert [each["kernel"] for each in found["kernels"]] == [
+    report = warm(*HEAD, "--gpu", "h200", "--request", "filters", "--batch", "65")
+    assert [each["kernel"] for each in report["kernels"]] == [
         "hopper_kernel",
         "sampling_look_kernel",
     ]
@@ -64,7 +64,7 @@ def test_on_a_hopper_gpu_filters_need_the_hopper_kernel_and_what_follows_it(cach
         ((*HEAD, "--gpu", "h201"), "h201"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(options, message):
+def test_wrong_options_are_refused(options, message):
     done = CliRunner().invoke(app, ["warm", *options])
     assert done.exit_code != 0
     assert message in f"{done.output} {done.exception}"
@@ -76,10 +76,10 @@ def test_an_interpreter_compiles_nothing(monkeypatch):
         list(compiled(CHIPS["h200"], [Shape("plain", 1, 64, 512, "bf16")], 1))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_its_name_is_asked_for():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_name_is_needed():
     with pytest.raises(Exception, match="--gpu: torch sees no CUDA device"):
-        Chip.here()
+        Chip.current()
 
 
 NEW_PROCESS = """
@@ -97,7 +97,7 @@ print(json.dumps(hits))
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_call_on_the_gpu_finds_what_was_compiled_without_touching_it(cache, request_):
     shape = Shape(request_, 16, 512, 8192, "bf16")
-    list(compiled(Chip.here(), [shape], 2))
+    list(compiled(Chip.current(), [shape], 2))
     command = [sys.executable, "-c", NEW_PROCESS, json.dumps(astuple(shape))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     hits = json.loads(done.stdout)
