@@ -34,11 +34,6 @@ static bool corrected_tail(
     return true;
 }
 
-struct Decision {
-    int64_t token;  // or UNDEFINED, NEEDS_TAIL
-    float logprob;
-};
-
 static Decision decide(
     Scratch& scratch, const Ring& ring, int slot, int row, const Penalties* penalties) {
     const int64_t cell = int64_t(slot) * ring.rows + row;

@@ -27,6 +27,11 @@ struct Candidate {
     double weight;
 };
 
+struct Decision {
+    int64_t token;  // or UNDEFINED, NEEDS_TAIL
+    float logprob;
+};
+
 // The same source for three instruction sets; which one runs is asked of the CPU, so that one
 // build serves every x86-64 machine and nothing is compiled for the builder's.
 #if defined(__x86_64__)
@@ -99,11 +104,6 @@ Isa& isa() {
     return chosen;
 }
 
-struct Outcome {
-    int64_t token;  // or UNDEFINED, NEEDS_TAIL
-    float logprob;
-};
-
 // One thread's state: what each instruction set's code keeps from row to row.
 struct Sampler {
 #if defined(__x86_64__)
@@ -112,19 +112,12 @@ struct Sampler {
 #endif
     std::unique_ptr<portable::Scratch> narrow{new portable::Scratch};
 
-    Outcome decided(const Ring& ring, int slot, int row, const Penalties* penalties) {
+    Decision decided(const Ring& ring, int slot, int row, const Penalties* penalties) {
 #if defined(__x86_64__)
-        if (isa() == AVX512) {
-            auto d = avx512::decide(*wide, ring, slot, row, penalties);
-            return {d.token, d.logprob};
-        }
-        if (isa() == AVX2) {
-            auto d = avx2::decide(*middle, ring, slot, row, penalties);
-            return {d.token, d.logprob};
-        }
+        if (isa() == AVX512) return avx512::decide(*wide, ring, slot, row, penalties);
+        if (isa() == AVX2) return avx2::decide(*middle, ring, slot, row, penalties);
 #endif
-        auto d = portable::decide(*narrow, ring, slot, row, penalties);
-        return {d.token, d.logprob};
+        return portable::decide(*narrow, ring, slot, row, penalties);
     }
 
     void row(const Ring& ring, int slot, int row, std::vector<Penalties>* requests) {
@@ -136,7 +129,7 @@ struct Sampler {
         const bool sound = (request < 0 || size_t(request) < requests->size()) && hot >= 0 &&
                            hot <= present && present <= stride && stride <= ring.vocab;
         Penalties* penalties = sound && request >= 0 ? &(*requests)[request] : nullptr;
-        Outcome out = {UNDEFINED, NAN};
+        Decision out = {UNDEFINED, NAN};
         if (sound) out = decided(ring, slot, row, penalties);
         if (penalties && out.token >= 0) penalties->count(int32_t(out.token));
         ring.tokens[cell] = out.token;

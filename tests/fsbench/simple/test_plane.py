@@ -79,45 +79,6 @@ def test_steps_in_flight_are_decided_in_their_slots():
 
 
 @pytest.mark.parametrize(
-    "penalties",
-    [
-        {"repetition": 0.8},
-        {"presence": 0.7},
-        {"repetition": 1.2, "presence": -0.5, "frequency": 0.2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("hot", "dtype"), [(0, "fp32"), (300, "bf16")])
-def test_penalties_kept_in_steps_are_the_dense_ones(penalties, hot, dtype):
-    generator = torch.Generator().manual_seed(1)
-    plane = Plane(RingShape(2, B, V, dtype), 2, requests=B)
-    prompts = [torch.randint(0, V, (50 * row,), generator=generator).tolist() for row in range(B)]
-    outputs = [torch.randint(0, V, (7 * row,), generator=generator).tolist() for row in range(B)]
-    for row in range(B):
-        plane.begin(row, prompts[row], **penalties)
-        plane.drawn(row, outputs[row])
-    parameters = {"temperature": 0.8, "request": torch.arange(B, dtype=torch.int32)}
-    uniform = torch.empty(B, dtype=torch.float64)
-    rows = logits()[0].to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    rows[:, 5] = 9.0  # drawn often, so its count grows
-    for number in range(6):
-        filters = [{"top_k": 0}, {"top_k": 20}, {"top_p": 0.7}][number % 3]
-        slot = plane.slot
-        plane.ring.parts["shape"][slot] = torch.tensor(plane.shape.hot(hot))
-        if hot:
-            largest, total = reference.tail(rows, hot, 0.8)
-            plane.ring.tail_max[slot], plane.ring.tail_sum[slot] = largest, total
-        options = {"top_k": 0, "top_p": 1.0, **filters}
-        tokens = drawn(plane, rows, number, **parameters, **options)
-        uniforms(uniform, torch.tensor([7]), torch.tensor([number]))
-        z = reference.penalized(rows, prompts, outputs, **penalties)
-        expected = reference.decide(z, uniform, temperature=0.8, **filters)
-        assert expected.accepts(tokens, uniform).all(), (number, tokens, expected.tokens)
-        for row, token in enumerate(tokens.tolist()):
-            outputs[row].append(token)
-
-
-@pytest.mark.parametrize(
     ("temperature", "repetition"), [(0.015, 0.5), (1e-4, 0.5), (2.0**-100, 0.01), (1.0, 0.01)]
 )
 def test_a_tail_token_that_is_raised_far_above_the_tail_keeps_its_mass(temperature, repetition):

@@ -20,11 +20,12 @@ pytestmark = [
 ]
 
 V = 3000
-LOGITS = ZipfText(V, knee=300).logits(64)
+LOGITS = ZipfText(V, knee=300).logits(64).bfloat16().float()  # exact in a ring of either dtype
 PRODUCTION = Controls(0.8, 50, 0.9, 0.02, repetition=1.1, presence=0.1, frequency=0.1)
 """All controls on, as in SIMPLE's evaluation (section 7.1, which gives no values)."""
+RAISING = Controls(0.8, repetition=0.8, presence=-0.5, frequency=0.2)
 GREEDY = Controls(temperature=0.0)
-HISTORY = [([1, 2, 3, row], [row, row, 7]) for row in range(64)]
+HISTORY = [([1, 2, 3, row, *range(500, 500 + 9 * row)], [row, row, 7]) for row in range(64)]
 
 
 def oracle(controls, uniform, history):
@@ -47,8 +48,9 @@ def test_probabilities_in_torch_are_the_oracles(temperature):
 @pytest.mark.parametrize(
     ("design", "controls"),
     [
-        *((design, controls) for design in (Offload, partial(Shvs, hot=400))
-          for controls in (PLAIN, PRODUCTION, GREEDY)),
+        *((design, controls)
+          for design in (Offload, partial(Shvs, hot=400), partial(Shvs, hot=400, dtype="bf16"))
+          for controls in (PLAIN, PRODUCTION, RAISING, GREEDY)),
         *((Parallel, controls) for controls in (PLAIN, GREEDY)),
     ],
 )  # fmt: skip

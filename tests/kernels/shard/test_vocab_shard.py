@@ -243,7 +243,7 @@ def test_options_that_a_shard_refuses_are_named():
     assert group_results(2)[1]["too many"] == [
         "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
         "VocabShard; got 5 times 4",
-        "vocab_size: expected None with a VocabShard, which has its own",
+        "vocab_size: expected None with a VocabShard, which has one",
         "return_rank: expected it off with a VocabShard",
         "return_rank: expected False with a VocabShard; got True",
     ]
