@@ -235,7 +235,7 @@ def check_rival(rival: Rival, root: Path) -> list[str]:
 
 
 def download(package: str, version: str) -> Path:
-    """Return the folder of a version's Python files; download them if there is none."""
+    """Return the folder of a version's Python files; download them if needed."""
     folder = FOLDER / f"{package}-{version}"
     if folder.is_dir():
         return folder

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import gzip
 import hashlib
 import json
@@ -47,8 +48,8 @@ COMPILED = TOOLS / "pages" / "compiled.csv"
 ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
 """GPUs that the portable kernel is compiled for but has not been timed on."""
 TABLED = (
-    r"^(portable B=\d+ plain|(portable|hopper) B=64 (logprob|everything|top 20|rank)"
-    r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64( everything)?"
+    r"^(portable B=\d+ plain|(portable|hopper) B=64 (everything|top 20)"
+    r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64 everything"
     r"|truncated B=64 (k = 50|k = 1000|p|min-p, p|kept)"
     r"|screened B=(16( D=1000)?|64)"
     r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
@@ -57,7 +58,7 @@ TABLED = (
     r"|flash_sampling_hopper B=256|flash_sampling_(gather|two_step|screened) B=64 2 ranks)$"
 )
 """Calls in kernels.csv: every kernel, and the tuned launches."""
-FORMAT = 2
+FORMAT = 3
 """Version of the cached results."""
 
 
@@ -67,8 +68,9 @@ class Compiled(NamedTuple):
     launches: names of calls, with # and a number for the second launch of the kernel in a call.
     registers: of a thread. stack: bytes of a thread. shared: bytes of a program.
     spills: instructions that load from the stack or store to it.
-    instructions: in order, each an opcode with its operands; lines of PTX for `ptx=True`.
+    instructions: in order, each an opcode with its operands.
     constants: compile-time constants and options.
+    ptx: the PTX code; "" for AMD's GPUs.
     """
 
     kernel: str
@@ -79,6 +81,7 @@ class Compiled(NamedTuple):
     spills: int
     instructions: list[str]
     constants: dict[str, Any]
+    ptx: str = ""
 
 
 def compile_calls(
@@ -86,14 +89,12 @@ def compile_calls(
     architecture: str = "sm_90",
     kernels: str = "",
     named: str = "",
-    ptx: bool = False,
 ) -> list[Compiled]:
     """Compile the launches of a tree, equal ones once.
 
     Args:
         architecture: one of kernel_calls.CHIPS_OF.
         kernels, named: regular expressions that names of kernels and of calls must match.
-        ptx: lines of PTX in place of the instructions, and 0 for numbers.
 
     Raises:
         RuntimeError: a call fails or a kernel does not compile; has the output of the process.
@@ -103,8 +104,7 @@ def compile_calls(
         worker = ["--worker", str(out), "--architecture", architecture]
         done = subprocess.run(
             # -P: modules next to this file are not the tree's.
-            [sys.executable, "-P", __file__, *worker, f"--kernels={kernels}", f"--named={named}"]
-            + ["--ptx"] * ptx,
+            [sys.executable, "-P", __file__, *worker, f"--kernels={kernels}", f"--named={named}"],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(site), str(TOOLS)]),
@@ -239,7 +239,7 @@ _work: list[tuple[Any, Any, Any]] = []
 
 
 def _compile(number: int) -> list[Any]:
-    """Return [registers, stack, shared, spills, instructions] of a launch, cached."""
+    """Return [registers, stack, shared, spills, instructions, PTX] of a launch, cached."""
     import triton
 
     source, target, options = _work[number]
@@ -253,14 +253,16 @@ def _compile(number: int) -> list[Any]:
     folder = Path(os.environ.get("FSBENCH_KERNEL_CACHE", default))
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json.gz"
-    if kept.exists():
-        result: list[Any] = json.loads(gzip.decompress(kept.read_bytes()))
-        return result
-    compiled = triton.compile(source, target=target, options=options.__dict__)
-    result = _of_amd(compiled) if target.backend == "hip" else _of_nvidia(compiled)
-    temporary = kept.with_suffix(f".{os.getpid()}")  # another process never reads half a file
-    temporary.write_bytes(gzip.compress(json.dumps(result).encode(), 5))
-    temporary.replace(kept)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile the same kernel
+        if kept.exists():
+            result: list[Any] = json.loads(gzip.decompress(kept.read_bytes()))
+            return result
+        compiled = triton.compile(source, target=target, options=options.__dict__)
+        result = _of_amd(compiled) if target.backend == "hip" else _of_nvidia(compiled)
+        temporary = kept.with_suffix(".partial")
+        temporary.write_bytes(gzip.compress(json.dumps(result).encode(), 5))
+        temporary.replace(kept)
     return result
 
 
@@ -278,23 +280,15 @@ def _of_nvidia(compiled: Any) -> list[Any]:
     taken = dict(re.findall(r"(REG|STACK):(\d+)", usage.stdout))
     lines = instructions_of(code.stdout)
     spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in lines)
-    return [int(taken["REG"]), int(taken["STACK"]), compiled.metadata.shared, spills, lines]
+    numbers = [int(taken["REG"]), int(taken["STACK"]), compiled.metadata.shared, spills]
+    return [*numbers, lines, compiled.asm["ptx"]]
 
 
 def _of_amd(compiled: Any) -> list[Any]:
     """Return the same without instructions, which cuobjdump cannot read."""
     usage = dict(re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE))
     stack = int(usage["private_segment_fixed_size"])
-    return [int(usage["vgpr_count"]), stack, compiled.metadata.shared, 0, []]
-
-
-def _translate(number: int) -> list[Any]:
-    """Return the same with lines of PTX, not cached."""
-    import triton
-
-    source, target, options = _work[number]
-    compiled = triton.compile(source, target=target, options=options.__dict__)
-    return [0, 0, 0, 0, compiled.asm["ptx"].splitlines()]
+    return [int(usage["vgpr_count"]), stack, compiled.metadata.shared, 0, [], ""]
 
 
 def instructions_of(code: str) -> list[str]:
@@ -303,7 +297,7 @@ def instructions_of(code: str) -> list[str]:
     return [re.sub(r"\s+", " ", instruction) for instruction in lines]
 
 
-def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> None:
+def work(out: Path, architecture: str, kernels: str, named: str) -> None:
     """Collect the launches of the imported fsbench, then compile them in parallel."""
     import kernel_calls
     import triton
@@ -348,10 +342,11 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
         )
     # Forked, so that nothing is imported again.
     with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-        results = pool.map(_translate if ptx else _compile, range(len(_work)), chunksize=1)
+        results = pool.map(_compile, range(len(_work)), chunksize=1)
     with out.open("w", encoding="utf-8") as file:
         for (name, launch), result, values in zip(jobs, results, constants, strict=True):
-            line = [name, launches_of[launch.kernel, launch.key], *result, values]
+            *result, ptx = result
+            line = [name, launches_of[launch.kernel, launch.key], *result, values, ptx]
             file.write(json.dumps(line) + "\n")
 
 
@@ -364,11 +359,10 @@ def main() -> None:
     parser.add_argument("--elsewhere", action="store_true", help=f"write {COMPILED.name}")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--named", default="", help="a regular expression of names of calls")
-    parser.add_argument("--ptx", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     which = (args.architecture, args.kernels, args.named)
     if args.worker:
-        work(args.worker, *which, args.ptx)
+        work(args.worker, *which)
         return
     if args.elsewhere:
         write(COMPILED, elsewhere())

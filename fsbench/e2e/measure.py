@@ -15,7 +15,7 @@ from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What to measure.
+    """Models, samplers and batches to measure.
 
     Attributes:
         samplers: names, the baseline first.
@@ -55,7 +55,7 @@ class Session(Protocol):
         """Profile a few steps of such a decoding; with plan.speculate time a draft."""
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
-        """Return the counters of served and unserved tokens; None if there are none."""
+        """Return the counters of served and unserved tokens, or None."""
 
     def close(self) -> None:
         """Free the model and its memory."""

@@ -116,7 +116,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Time of one draft in microseconds: all of it; LM head and draw, 0 if it has none."""
+    """Time of one draft in microseconds: all of it, and LM head and draw or 0."""
 
     us: float
     draw_us: float

@@ -311,7 +311,7 @@ def split_cores(cores: Sequence[int], processes: int) -> list[list[int]]:
 
 
 def pin(pid: int) -> list[list[int]]:
-    """Pin each descendant of a process, with all its threads, to cores of its own.
+    """Pin each descendant of a process, with all its threads, to separate cores.
 
     Returns:
         The cores of each process in the order of `descendants`, out of those that this process may

@@ -1,12 +1,12 @@
-"""Compile what an engine will launch in other processes, while the engine loads its model.
+"""Compile an engine's kernels in other processes while the engine loads its model.
 
 `CompileAhead` starts `python -m fsbench.integrations.compile_ahead`, which compiles one kind of
 draws after the other on all cores and fills Triton's cache on disk. The engine waits for a kind
 before it draws it, and then loads the kernels from the cache. `fsbench warm --request vllm`
-compiles the same. Nothing here uses the GPU: kernels are compiled for fake tensors
-(kernels.warming.offline).
+compiles the same kernels. Kernels are compiled for fake tensors (kernels.warming.offline), without
+a GPU.
 
-The processes never stop an engine. If they fail, the engine compiles in its own process.
+If the processes fail, the engine compiles the kernels itself.
 """
 
 from __future__ import annotations
@@ -38,22 +38,28 @@ from fsbench.integrations.routing import WHOLE_HEAD_NEEDS
 from fsbench.kernels.warming.offline import DTYPES, Chip, compile_with_forks
 
 ROOM_BYTES = 256 << 20
-"""Free space that Triton's cache needs for all kernels of an engine."""
+"""Free space in bytes that Triton's cache needs for all kernels of an engine."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-"""dtype of an LM head -> its name in EngineSpec."""
+"""dtype of an LM head -> name in EngineSpec."""
 PADDING = 64
-"""vLLM pads an LM head to a multiple of so many rows."""
+"""vLLM pads an LM head to a multiple of this number of rows."""
 _LOG = logging.getLogger("vllm.fsbench")
 _MODULE = "fsbench.integrations.compile_ahead"
-_MOST_PROCESSES = 16
+_MAX_PROCESSES = 16
 _POLL_S = 0.5
 
 
 class EngineSpec(NamedTuple):
-    """Everything that decides the kernels of an engine.
+    """The properties that decide the kernels of an engine.
 
-    sampler: flash_sample or screened. V: tokens of the vocabulary. rows: of the LM head, padding
-    included. dtype: bf16 or fp16. max_rows: the largest batch. raw: as `served_kinds` takes it.
+    Attributes:
+        sampler: flash_sample or screened.
+        V: tokens of the vocabulary.
+        rows: rows of the LM head, with padding.
+        D: columns of the LM head.
+        dtype: bf16 or fp16.
+        max_rows: rows of the largest batch.
+        raw: as served_kinds takes it.
     """
 
     sampler: str
@@ -67,7 +73,7 @@ class EngineSpec(NamedTuple):
 
     @classmethod
     def of_head(cls, sampler: str, head: Head, max_rows: int, raw: bool) -> EngineSpec | None:
-        """Return the spec of a head that is loaded, or None where nothing is compiled ahead."""
+        """Return the spec of a loaded head, or None if its kernels are not compiled ahead."""
         weight, names = head.weight, DTYPE_NAMES
         if (
             sampler not in SERVING
@@ -79,21 +85,21 @@ class EngineSpec(NamedTuple):
         dtype = names[weight.dtype]
         return cls(sampler, head.vocab_size, rows, D, dtype, head.soft_cap, max_rows, raw)
 
-    def kinds(self) -> list[DrawKind]:
+    def draw_kinds(self) -> list[DrawKind]:
         """Return the kinds of draws that this engine serves, the most common first."""
         return served_kinds(WHOLE_HEAD_NEEDS, self.raw, self.sampler == SCREENED)
 
 
 @dataclass(frozen=True)
 class KindCall:
-    """A function that draws rows of one kind at all batch sizes, on an LM head of zeros."""
+    """Draw rows of one kind at all batch sizes from an LM head of zeros."""
 
     spec: EngineSpec
     kind: DrawKind
 
     def __str__(self) -> str:
-        words = [name for name, value in self.kind._asdict().items() if value] or ["plain"]
-        return f"{self.spec.sampler} {'+'.join(words)} D={self.spec.D} V={self.spec.V}"
+        options = [name for name, value in self.kind._asdict().items() if value] or ["plain"]
+        return f"{self.spec.sampler} {'+'.join(options)} D={self.spec.D} V={self.spec.V}"
 
     def __call__(self) -> None:
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
@@ -106,18 +112,18 @@ class KindCall:
 
 def engine_calls(spec: EngineSpec) -> list[KindCall]:
     """Return a call for each kind of draws of an engine."""
-    return [KindCall(spec, kind) for kind in spec.kinds()]
+    return [KindCall(spec, kind) for kind in spec.draw_kinds()]
 
 
 class CompileAhead:
-    """Processes that compile an engine's kernels, and what they have compiled so far.
+    """Processes that compile an engine's kernels.
 
     Args:
         chip: the GPU to compile for; None is the current one.
-        command: what to start in place of this module.
+        command: a command to start in place of this module.
 
     Attributes:
-        failure: why the processes ended early, in a line, or ''.
+        failure: why the processes ended early, one line, or ''.
     """
 
     def __init__(
@@ -131,7 +137,7 @@ class CompileAhead:
         self._ended = False
         self._changed = threading.Condition()
         request = request_text(spec, chip or Chip.current(), os.getpid())
-        # Neither the GPU nor the interpreter of a test is anything to these processes.
+        # These processes use neither the GPU nor the interpreter of a test.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(
             [*command, request],
@@ -140,31 +146,34 @@ class CompileAhead:
             stderr=subprocess.PIPE,
             env=environment,
             text=True,
-            start_new_session=True,  # so that a signal reaches compilers, too
+            start_new_session=True,  # so that a signal also reaches compilers
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """The process id, which is that of its group, too."""
+        """The id of the process and of its group."""
         return self._process.pid
 
     def is_ready(self, kind: DrawKind) -> bool:
         """Return whether all kernels of a kind are in Triton's cache on disk."""
         return kind in self._ready
 
-    def wait(self, kinds: Sequence[DrawKind], seconds: float | None = None) -> bool:
-        """Wait until these kinds are compiled or the processes have ended; return whether they are.
+    def wait(self, draw_kinds: Sequence[DrawKind], seconds: float | None = None) -> bool:
+        """Wait until these kinds are compiled or the processes end; return whether they are.
 
-        seconds: how long at most, or None for as long as the processes work.
+        Args:
+            seconds: longest time to wait, or None for as long as the processes run.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._ready.issuperset(kinds), seconds)
-        return self._ready.issuperset(kinds)
+            self._changed.wait_for(
+                lambda: self._ended or self._ready.issuperset(draw_kinds), seconds
+            )
+        return self._ready.issuperset(draw_kinds)
 
     @property
     def is_running(self) -> bool:
-        """Whether the processes still work."""
+        """Whether the processes still run."""
         return not self._ended
 
     def stop(self) -> None:
@@ -175,13 +184,13 @@ class CompileAhead:
             self._process.wait()
 
     def _listen(self) -> None:
-        """Read a line for each kind that is compiled, until the processes end."""
+        """Read a line for each compiled kind, until the processes end."""
         output, errors = self._process.stdout, self._process.stderr
         assert output is not None and errors is not None
         messages: list[str] = []
         reader = threading.Thread(target=lambda: messages.extend(errors), daemon=True)
         reader.start()
-        kinds = self.spec.kinds()
+        numbered = self.spec.draw_kinds()
         for line in output:
             event = json.loads(line)
             if isinstance(event, dict):
@@ -191,7 +200,7 @@ class CompileAhead:
                 )
                 continue
             with self._changed:
-                self._ready.add(kinds[event])
+                self._ready.add(numbered[event])
                 self._changed.notify_all()
         code = self._process.wait()
         reader.join()
@@ -241,22 +250,22 @@ def unusable(folder: Path) -> str:
 
 
 def request_text(spec: EngineSpec, chip: Chip, parent: int) -> str:
-    """Return the argument of this module's command line, which `parsed_request` reads."""
+    """Return this module's command-line argument, which `parsed_request` reads."""
     return json.dumps({"spec": spec, "chip": chip, "parent": parent})
 
 
 def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
-    """Return (spec, chip, process id of the engine) of a command line's argument."""
+    """Return (spec, chip, process id of the engine) from a command-line argument."""
     request: dict[str, Any] = json.loads(text)
-    # JSON has lists in place of tuples, and the kernels compare the capability with a tuple.
+    # JSON turns tuples into lists, and the kernels compare the capability with a tuple.
     fields: list[Any] = [tuple(x) if isinstance(x, list) else x for x in request["chip"]]
     return EngineSpec(*request["spec"]), Chip(*fields), request["parent"]
 
 
 def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
-    """Compile an engine's kernels; write the number of each kind whose kernels are all compiled.
+    """Compile an engine's kernels; write the number of each kind when all its kernels are done.
 
-    The last line is JSON: how many kernels there are, how many the cache had, and seconds.
+    The last line is JSON: number of kernels, number of those in the cache, and seconds.
     """
     begin, kernels, cached = time.monotonic(), 0, 0
 
@@ -271,17 +280,17 @@ def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str])
 
 
 def _end_with(parent: int) -> None:
-    """End this process and its children when the parent has ended."""
+    """Kill this process and its children when the parent has ended."""
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def main() -> None:
-    """Compile for the engine that has started this process."""
+    """Compile for the engine that started this process."""
     spec, chip, parent = parsed_request(sys.argv[1])
     os.nice(10)  # the engine loads at the same time
-    processes = max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
+    processes = max(1, min(_MAX_PROCESSES, len(os.sched_getaffinity(0)) - 1))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)

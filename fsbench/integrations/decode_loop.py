@@ -86,7 +86,7 @@ class Decoding:
         temperature: fp32 [B]; 0 is greedy.
         seed: int64 [B], one per request.
         k: drafts per step.
-        drafter: proposes k tokens; None is none, for k = 0.
+        drafter: proposes k tokens; None if k is 0.
         draw: the sampler. With drafts its noise must be of tokens, as that of the default is.
         cache: one of at least length + k + 1 positions, or None to make one.
 
@@ -155,7 +155,7 @@ class Decoding:
             return self._draw(Rows(hidden, temperature, seed, offset)).tokens
 
     def draft(self) -> Tensor:
-        """Return the drafts behind the position, int64 [B, k]; -1 where there is none."""
+        """Return the drafts behind the position, int64 [B, k]; -1 is no draft."""
         return self._drafter(self)
 
     def step(self) -> None:
@@ -193,7 +193,7 @@ class Decoding:
 
 
 Drafter = Callable[[Decoding], Tensor]
-"""Function that returns drafts int64 [B, k] of a decoding; -1 where there is none."""
+"""Function that returns drafts int64 [B, k] of a decoding; -1 is no draft."""
 
 
 def no_drafts(decoding: Decoding) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decide which rows of a batch are drawn together, by which sampler, and which the engine draws."""
+"""Group the rows of a batch by the sampler that draws them: one of ours, or the engine."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def logprob_needs(
     Args:
         needs: int [B], the other needs of each row.
         temperature: fp32 [B].
-        num_logprobs: int [B]; -1 is none, 0 the sampled token alone, n > 0 also the n most likely.
+        num_logprobs: int [B]; -1 nothing, 0 the sampled token alone, n > 0 also the n most likely.
         mode: vLLM's logprobs_mode.
 
             raw_logprobs        of softmax(logits) after a grammar's mask and before anything else:

@@ -194,7 +194,7 @@ def request_needs(runner: Any, slots: np.ndarray) -> np.ndarray:
 
 
 def max_logprobs(runner: Any, slots: np.ndarray) -> int:
-    """Return the most further tokens with log-probabilities of a request; -1 if all have none."""
+    """Return the most further tokens with log-probabilities of a request; -1 without any."""
     return int(runner.sampler.sampling_states.num_logprobs[slots].max())
 
 

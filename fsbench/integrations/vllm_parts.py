@@ -143,7 +143,7 @@ def select_rows(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
 
 
 def select_grammar(grammar: Any, batch: Any, rows: np.ndarray) -> Any:
-    """Return the part of a GrammarOutput for some rows of a batch, or None if they have none."""
+    """Return the part of a GrammarOutput for some rows of a batch, or None."""
     if grammar is None:
         return None
     names, ids = {batch.req_ids[row] for row in rows}, grammar.structured_output_request_ids

@@ -157,9 +157,9 @@ class RunnerPlugin:
         hidden = hidden.contiguous()
         self._graphs = (len(hidden), hidden[:1].clone()) if hidden.is_cuda else None
         raw = runner.sampler.logprobs_mode == "raw_logprobs"
-        kinds = served_kinds(draw.supported, raw, self._name == SCREENED)
-        self._uncompiled = self._wait_for_kernels(kinds)
-        for kind in kinds:
+        draw_kinds = served_kinds(draw.supported, raw, self._name == SCREENED)
+        self._uncompiled = self._wait_for_kernels(draw_kinds)
+        for kind in draw_kinds:
             if kind not in self._uncompiled:
                 warm(draw, kind, hidden, self.sampling.V)
         if steps:
@@ -168,26 +168,26 @@ class RunnerPlugin:
         if hidden.is_cuda:
             self._capture(runner)
 
-    def _wait_for_kernels(self, kinds: list[DrawKind]) -> list[DrawKind]:
+    def _wait_for_kernels(self, draw_kinds: list[DrawKind]) -> list[DrawKind]:
         """Wait for the compiling processes; return the kinds that they have not finished."""
         ahead = self._ahead
         if ahead is None:
             return []
-        ahead.wait([kind for kind in kinds if kind.is_common])
-        ahead.wait(kinds, WAIT_S)
-        waiting = [kind for kind in kinds if not ahead.is_ready(kind)]
+        ahead.wait([kind for kind in draw_kinds if kind.is_common])
+        ahead.wait(draw_kinds, WAIT_S)
+        waiting = [kind for kind in draw_kinds if not ahead.is_ready(kind)]
         if waiting and not ahead.is_running:
             _LOG.warning(
                 "fsbench: compiling ahead has ended (%s); the engine compiles %d of %d kinds of "
                 "draws itself, which takes longer",
-                *(ahead.failure, len(waiting), len(kinds)),
+                *(ahead.failure, len(waiting), len(draw_kinds)),
             )
             ensure_cache()
             return []
         if waiting:
             _LOG.info(
                 "fsbench: vLLM draws %d of %d kinds of requests until they are compiled",
-                *(len(waiting), len(kinds)),
+                *(len(waiting), len(draw_kinds)),
             )
         return waiting
 

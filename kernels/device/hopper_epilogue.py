@@ -90,7 +90,7 @@ def consume(
         for i in gl.static_range(32):
             y += (_in_layout(unordered[i], LAYOUT),)
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
-        # Greedy rows report the mass at T = 1, from which they cannot draw.
+        # Greedy rows report the mass at T = 1 but cannot draw from it.
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
         if NOISE == "token":
             m = largest_member(y)

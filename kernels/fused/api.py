@@ -109,7 +109,7 @@ def flash_sample(
         soft_cap: a number > 0 (Gemma's final_logit_softcapping). The error of capped logits is
             soft_cap 2^-22.
         vocab_size: the number of rows of weight that are tokens; the others are padding. A
-            VocabShard has its own vocab_size; its bias and mask are those of the whole vocabulary,
+            VocabShard has a vocab_size; its bias and mask are those of the whole vocabulary,
             on every rank.
         return_logprob, return_logz: fill these fields of the result. The error is below 1e-3
             compared with fp64 on the same logits, or 1e-6 of their size where T is small.

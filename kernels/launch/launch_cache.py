@@ -38,7 +38,7 @@ MAX_KEYS = 4096
 """The most keys of the cache, and encoded descriptors of a launch; a server has far fewer."""
 _BY_VALUE = (int, bool, str)  # launch_kernel compiles for the values of these types
 _NUMBERS = frozenset((int, float))
-_NUMBER, _GREEDY = object(), object()  # stand for numbers in keys: no argument equals them
+_NUMBER, _GREEDY = object(), object()  # replace numbers in keys; no argument equals them
 _TEMPERATURE, _SOFT_CAP = map(Request._fields.index, ("temperature", "soft_cap"))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _BASE = "iiiKKppOOOOOO"
@@ -53,7 +53,7 @@ LAUNCHES: dict[Hashable, Any] = {}
 
 
 def find(key: Hashable) -> Any:
-    """Return the cached value of a key; None if there is none, or if the key is None."""
+    """Return the cached value of a key, or None if it is not cached or the key is None."""
     try:
         return None if key is None else LAUNCHES.get(key)
     except TypeError:  # an unhashable option, which the checks will refuse
@@ -114,18 +114,19 @@ def launch_key(
     tensors: list[Tensor] = []
     try:
         for x in fields:
+            kind = type(x)
             if x is None:
                 key.append(None)
-            elif type(x) in _TENSORS:
+            elif kind in _TENSORS:
                 addresses |= x.data_ptr()
                 tensors.append(x)
                 key += (x.shape, x.dtype, x.device, x.is_contiguous())
-            elif isinstance(x, Keyed):  # the cache must not keep it alive
+            elif kind not in _BY_VALUE and isinstance(x, Keyed):  # the cache must not keep it alive
                 key.append(x.key)
-            elif isinstance(x, Tensor):
+            elif kind not in _BY_VALUE and isinstance(x, Tensor):
                 return None
             else:  # 1, 1.0 and True are equal, but not equally valid
-                key += (x, type(x))
+                key += (x, kind)
         if addresses % 16:
             key.append(tuple([x.data_ptr() % 16 == 0 for x in tensors]))
         if not hidden.is_cuda and not runs_kernels(hidden.device, hidden.dtype):
@@ -157,7 +158,7 @@ class Launch:
                 same order.
 
         Raises:
-            InvalidArgument: an argument is not None, and the kernel has none of its name.
+            InvalidArgument: the kernel has no argument of a name whose value is not None.
         """
         if self._direct is None:
             present = {name: value for name, value in moving.items() if value is not None}

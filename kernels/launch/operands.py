@@ -130,7 +130,7 @@ def processing(request: Request) -> Processing:
 
 
 def per_row(request: Request) -> dict[str, bool]:
-    """Return the compile-time flags of the inputs that each row has its own value of."""
+    """Return the compile-time flags of inputs with one value for each row."""
     return {
         "SEED_PER_ROW": request.seed.numel() > 1,
         "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,

@@ -1,8 +1,8 @@
 """Ranks, log-probabilities and the largest logits, computed from stored logits.
 
 The largest logit of each group of 32 tokens is stored as well, so the kernels read only the groups
-with a logit above a limit. For the rank of an unlikely token these are most of the row, so many
-programs share a row. Everything else is done by one program per row.
+with a logit above a limit. For the rank of an unlikely token these are most of the row; several
+programs share it. Everything else is done by one program per row.
 """
 
 from __future__ import annotations

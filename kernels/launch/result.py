@@ -49,8 +49,6 @@ class Extras(NamedTuple):
     top: int = 0
 
 
-NO_EXTRAS = Extras()
-
 _OPTIONAL = {
     "logprob": ("logprob", torch.float32, "samples"),
     "logz": ("logz", torch.float32, "rows"),
@@ -81,10 +79,6 @@ def sample_fields(
 def empty_sample(request: Request, extras: Extras) -> Sample:
     """Allocate a Sample for a launch to write to."""
     device = request.hidden.device
-    if extras == NO_EXTRAS and request.num_samples == 1:  # the most frequent case
-        B = request.hidden.shape[0]
-        tokens = torch.empty(B, dtype=torch.int64, device=device)
-        return Sample(tokens, torch.empty(B, dtype=torch.bool, device=device))
     fields = {
         name: torch.empty(*shape, dtype=dtype, device=device)
         for name, (dtype, shape) in sample_fields(request, extras).items()

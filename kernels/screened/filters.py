@@ -56,7 +56,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
     processed = processing(request)
     nvidia = device.type == "cuda" and torch.version.hip is None
     modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-    of_all: dict[str, Any] = {
+    common: dict[str, Any] = {
         "hidden_ptr": hidden,
         "soft_cap": request.soft_cap,
         "bias_ptr": processed.bias,
@@ -68,10 +68,10 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "stride": stride,
         "UNIT": math.gcd(D, 16),
     }
-    masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
+    mask_args: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
     with launching_on(device):
         work = workspace(COUNTERS, device)
-    of_k: dict[str, Any] = {
+    k_args: dict[str, Any] = {
         "temperature": request.temperature,
         "top_k": filters.top_k,
         "leaders_ptr": torch.empty(B, LEADERS.value, dtype=torch.float32, device=device),
@@ -81,12 +81,12 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
     copy_by_tma = tma_possible(head.codes)
     by_tma = tma_possible(hidden, weight)
     block_v = max(128, resolving.block_v)
-    of_lists: dict[str, Any] = {
+    list_args: dict[str, Any] = {
         "listed_ptr": listed,
         "list_ptr": lists,
         "LIST": config.row_room,
     }
-    of_exact: dict[str, Any] = {
+    exact_args: dict[str, Any] = {
         "weight_ptr": weight,
         "AT_ONCE": resolving.at_once,
         # With fewer, Triton 3.6 had another instruction for leaders than for candidates.
@@ -109,8 +109,8 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             norm_ptr=head.norm,
             numbers_ptr=torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
             B=B,
-            **of_all,
-            **masked,
+            **common,
+            **mask_args,
             counters_ptr=work.arrivals,
             found_ptr=out.found,
             **rounding_numbers(D),
@@ -137,9 +137,9 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             listed_ptr=listed,
             LIST=config.row_room,
             SHARE=share_of_groups(stride),
-            **of_all,
-            **of_k,
-            **of_exact,
+            **common,
+            **k_args,
+            **exact_args,
             num_warps=resolving.num_warps,
             num_stages=resolving.num_stages,
         )
@@ -151,8 +151,8 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             largest_ptr=stored.largest,
             leaders=LEADERS.value,
             stride=stride,
-            **of_k,
-            **of_lists,
+            **k_args,
+            **list_args,
             TILE=TILE,
             **CANDIDATES,
         )
@@ -163,10 +163,10 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
             weight=matrix_operand(weight, block_v, resolving.block_d, by_tma),
             B=B,
-            **of_all,
-            **masked,
-            **of_lists,
-            **of_exact,
+            **common,
+            **mask_args,
+            **list_args,
+            **exact_args,
             found_ptr=out.found,
             POWER_B=triton.next_power_of_2(B),
             BLOCK_B=resolving.block_b,

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -57,7 +57,7 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
     parts = dict(zip(PARTS, (part.detach().contiguous() for part in head.copy), strict=True))
     metadata = {
         "format": FORMAT,
-        "weight_sha256": weight_hash(head.weight),
+        "weight_sha256": _hash([head.weight]),
         "copy_sha256": _hash(head.copy),
     }
     with _named_errors("write", path):
@@ -74,7 +74,8 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
         except SafetensorError as error:
             raise UnusableFile(f"cannot write {path}: {error}") from error
         finally:
-            _remove(temporary)
+            with suppress(OSError):  # writing has raised its error
+                temporary.unlink(missing_ok=True)
 
 
 def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
@@ -123,7 +124,7 @@ def _read(path: Path, weight: Tensor) -> tuple[str, list[Tensor]]:
         for name in ("weight_sha256", "copy_sha256"):
             if name not in metadata:
                 raise InvalidArgument(f"path: expected a {name} in its metadata; {path} has none")
-        digest = weight_hash(weight)
+        digest = _hash([weight])
         if metadata["weight_sha256"] != digest:
             raise InvalidArgument(
                 f"weight: expected the one that {path} was made from, sha256 "
@@ -191,20 +192,8 @@ def _named_errors(action: str, path: Path) -> Iterator[None]:
         raise UnusableFile(f"cannot {action} {str(path)!r}: {error}") from error
 
 
-def _remove(path: Path) -> None:
-    """Remove a file if it exists, and ignore errors: the error of writing has been raised."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
-
-
-def weight_hash(weight: Tensor) -> str:
-    """Return the SHA-256 of a weight's dtype, shape and bytes, in hexadecimal."""
-    return _hash([weight])
-
-
 def _hash(tensors: Sequence[Tensor]) -> str:
+    """Return the SHA-256 of the tensors' dtypes, shapes and bytes, in hexadecimal."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())

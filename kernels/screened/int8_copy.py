@@ -190,12 +190,12 @@ def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Te
 
 
 def check_weight(weight: object) -> None:
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    if isinstance(weight, torch.Tensor):
-        check_dense("weight", weight)
-    if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
-        got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
+    if not isinstance(weight, Tensor):
+        got = type(weight).__name__
         raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")
+    check_dense("weight", weight)
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {weight.dtype}")
     if weight.ndim != 2 or 0 in weight.shape:
         raise InvalidArgument(f"weight: expected a non-empty matrix; got {list(weight.shape)}")
     if weight.shape[1] > LARGEST_D:

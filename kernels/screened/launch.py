@@ -73,7 +73,7 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
     tensors = (out.tokens, out.valid, out.found, *head.copy)
     key = launch_key(request, tensors, "screened", configs, by_tma)
     processed = processing(request)
-    of_logits: dict[str, Any] = {
+    logit_args: dict[str, Any] = {
         "soft_cap": request.soft_cap,
         "bias_ptr": processed.bias,
         "row_bias_ptr": processed.row_bias,
@@ -86,7 +86,7 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
         work = workspace(2 * prepared.rows, device)  # at least COUNTERS + rows
         codes = torch.empty(prepared.codes, dtype=torch.int8, device=device)
         boxes, copy = prepared.load_screen(codes, head.codes)
-        of_both: dict[str, Any] = {
+        common: dict[str, Any] = {
             "hidden_ptr": hidden,
             "counters_ptr": work.arrivals,
             "lower_ptr": work.keys[prepared.rows :],
@@ -97,7 +97,7 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
             "offset_ptr": request.offset,
             "temperature": request.temperature,
         }
-        of_portable = {"copy_ptr": head.codes, **of_logits}
+        portable_args = {"copy_ptr": head.codes, **logit_args}
         prepared.screen(
             {
                 "codes_ptr": codes,
@@ -108,8 +108,8 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
                 "norm_ptr": head.norm,
                 "numbers_ptr": torch.empty(prepared.numbers, dtype=torch.float32, device=device),
                 "records_ptr": torch.empty(prepared.records, dtype=torch.int32, device=device),
-                **of_both,
-                **(of_portable if prepared.screen.kernel is screen_kernel else {}),
+                **common,
+                **(portable_args if prepared.screen.kernel is screen_kernel else {}),
             }
         )
         loaded_hidden, loaded_weight = prepared.load_resolve(hidden, weight)
@@ -121,8 +121,8 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
                 "keys_ptr": work.keys,
                 "tokens_ptr": out.tokens,
                 "valid_ptr": out.valid,
-                **of_both,
-                **of_logits,
+                **common,
+                **logit_args,
                 "buffers_ptr": None if line is None else line.buffers,
                 "counts_ptr": None if line is None else line.counts,
             }
@@ -152,7 +152,7 @@ def _prepare(
     nvidia = device.type == "cuda" and torch.version.hip is None
     capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
     modern = capability >= (9, 0)
-    of_both: dict[str, Any] = {
+    common: dict[str, Any] = {
         "B": B,
         "D": D,
         "first_token": None if shard is None else shard.first_token,
@@ -161,12 +161,12 @@ def _prepare(
         "LIST": config.row_room,
     }
     unit = math.gcd(D, 16)
-    of_logits: dict[str, Any] = {
+    logit_args: dict[str, Any] = {
         "V": request.vocab_size,
         "num_tokens": None if shard is None else tokens,
         "mask_words": mask_words,
     }
-    of_screens: dict[str, Any] = {
+    screen_args: dict[str, Any] = {
         **rounding_numbers(D),
         "ROOM": config.room,
         "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
@@ -175,60 +175,53 @@ def _prepare(
     }
     grid = (blocks_b * programs_v,)
     if isinstance(config, HopperScreenConfig):
-        screen, load_screen = hopper.kernel.prepare(grid, B, config, of_both | of_screens, tokens)
+        screen, load_screen = hopper.kernel.prepare(grid, B, config, common | screen_args, tokens)
     else:
         load_screen = _boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
-        screen = _launch(
-            screen_kernel,
-            grid,
-            AHEAD=config.ahead,
-            DEPTH=config.depth,
-            BLOCK_B=config.block_b,
-            SLICE=config.slice,
-            V_ON_M=config.v_on_m,
-            USE_TMA=by_tma[0],
-            FLATTEN=config.flatten,
-            UNIT=unit,
-            NVIDIA=nvidia,
-            FENCED=modern,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            **of_both,
-            **of_screens,
-            **of_logits,
-        )
+        fixed: dict[str, Any] = {
+            "AHEAD": config.ahead,
+            "DEPTH": config.depth,
+            "BLOCK_B": config.block_b,
+            "SLICE": config.slice,
+            "V_ON_M": config.v_on_m,
+            "USE_TMA": by_tma[0],
+            "FLATTEN": config.flatten,
+            "UNIT": unit,
+            "NVIDIA": nvidia,
+            "FENCED": modern,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        }
+        screen = Launch(screen_kernel, grid, fixed | common | screen_args | logit_args)
     even = D % ROTATION.value == 0
     by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
-    at_once = 8 * resolving.num_warps if by_warps else resolving.at_once
+
     ranked = None if shard is None or shard.line is None else shard
-    resolve = _launch(
-        resolve_kernel,
-        (multiprocessors(device) * (2 if by_warps else resolving.ctas_per_sm),),
-        rank=None if ranked is None else ranked.rank,
-        area=None if ranked is None else ranked.slots,
-        RANKS=1 if shard is None else shard.ranks,
-        WATCH=device.type == "cuda",
-        POWER_B=triton.next_power_of_2(B),
-        AT_ONCE=at_once,
-        BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-        STEP=resolving.step,
-        UNIT=unit,
-        EVEN=even,
-        BLOCK_B=resolving.block_b,
-        BLOCK_V=resolving.block_v,
-        BLOCK_D=resolving.block_d,
-        USE_TMA=by_tma[1],
-        SLICE=resolving.block_v,
-        IN_BULK=modern and by_tma[1],
-        BY_WARPS=by_warps,
-        num_warps=resolving.num_warps,
-        num_stages=resolving.num_stages,
-        **of_both,
-        **of_logits,
-    )
+    resolve_args: dict[str, Any] = {
+        "rank": None if ranked is None else ranked.rank,
+        "area": None if ranked is None else ranked.slots,
+        "RANKS": 1 if shard is None else shard.ranks,
+        "WATCH": device.type == "cuda",
+        "POWER_B": triton.next_power_of_2(B),
+        "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
+        "BLOCKS": max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+        "STEP": resolving.step,
+        "UNIT": unit,
+        "EVEN": even,
+        "BLOCK_B": resolving.block_b,
+        "BLOCK_V": resolving.block_v,
+        "BLOCK_D": resolving.block_d,
+        "USE_TMA": by_tma[1],
+        "SLICE": resolving.block_v,
+        "IN_BULK": modern and by_tma[1],
+        "BY_WARPS": by_warps,
+        "num_warps": resolving.num_warps,
+        "num_stages": resolving.num_stages,
+    }
+    programs = multiprocessors(device) * (2 if by_warps else resolving.ctas_per_sm)
     return _Prepared(
         screen=screen,
-        resolve=resolve,
+        resolve=Launch(resolve_kernel, (programs,), resolve_args | common | logit_args),
         load_screen=load_screen,
         load_resolve=_boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma[1]),
         codes=(blocks_b * 2 * config.block_b, D),
@@ -237,10 +230,6 @@ def _prepare(
         lists=(2, B, config.row_room),
         rows=triton.cdiv(B, 16) * 16,  # keeps the alignment that Triton compiles for
     )
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], **fixed: Any) -> Launch:
-    return Launch(kernel, grid, fixed)
 
 
 def _boxes(

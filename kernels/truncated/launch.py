@@ -233,7 +233,7 @@ def _launch_rows(
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
-    of_all: dict[str, Any] = {
+    common: dict[str, Any] = {
         "logits_ptr": logits,
         "plan_ptr": plan,
         "numbers_ptr": numbers,
@@ -243,7 +243,7 @@ def _launch_rows(
         **pdl_options(logits.device),
     }
     per = per_row(request)
-    of_draws: dict[str, Any] = {
+    draw_args: dict[str, Any] = {
         "seed_ptr": request.seed,
         "offset_ptr": request.offset,
         "SEED_PER_ROW": per["SEED_PER_ROW"],
@@ -263,7 +263,7 @@ def _launch_rows(
                 search.sampling_narrow_kernel,
                 logits.device,
                 grid["race" if race else "search"],
-                **of_all,
+                **common,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
                 tokens_ptr=sample.tokens,
@@ -285,8 +285,8 @@ def _launch_rows(
             long_rows.sampling_cutoff_kernel,
             logits.device,
             grid["cutoff"],
-            **of_all,
-            **of_draws,
+            **common,
+            **draw_args,
             gathered_ptr=gathered,
             tops_ptr=tops,
             masses_ptr=masses,
@@ -299,8 +299,8 @@ def _launch_rows(
         long_rows.sampling_race_kernel,
         logits.device,
         grid["race"],
-        **of_all,
-        **of_draws,
+        **common,
+        **draw_args,
         largest_ptr=stored.largest,
         tops_ptr=tops,
         masses_ptr=masses,

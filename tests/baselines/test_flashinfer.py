@@ -35,7 +35,7 @@ class Recorder:
 
 
 @pytest.fixture
-def sampling(monkeypatch: pytest.MonkeyPatch):
+def sampling(monkeypatch: pytest.MonkeyPatch, eager):
     """Replace flashinfer.sampling, and the fp32-output matmul that CPUs lack."""
     module = ModuleType("flashinfer.sampling")
     module.softmax = Recorder(lambda logits: logits.softmax(-1))  # type: ignore[attr-defined]

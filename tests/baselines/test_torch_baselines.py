@@ -41,7 +41,7 @@ def inputs(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ON_CPU)
-def test_torchs_default_dtype_changes_no_token(name):
+def test_torchs_default_dtype_changes_no_token(name, eager):
     provider = ENTRIES[name].provider
     penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.3, "history": 8}
     problems = (

@@ -74,12 +74,6 @@ def temperature_twice_from_row_8(logits, T, noise):
     return (logits + per_row * noise).argmax(1)
 
 
-def race_in_fp32(logits, T, noise):
-    """p / E with p and E of 24 bits: no E below 2^-24."""
-    E = torch.exp(-noise).clamp_min_(2.0**-24)
-    return (torch.softmax(logits / T, 1) / E).argmax(1)
-
-
 def step_100_greedy(logits, T, seed, offset):
     noise = whole_noise(int(seed), int(offset), *logits.shape)
     return argmax(logits, T, noise * (int(offset) != 100))
@@ -305,7 +299,11 @@ RARE = {"tokens 0 mod 128 0.3 % too often": (first_of_blocks_likelier(), "blocks
 """Found where 2^25 draws are affordable: on a GPU, and in the full tier."""
 
 IN_THE_FAR_TAIL = {
-    "a race in fp32 (vLLM 43150)": (planted(draw=race_in_fp32), "tail 18", 2**31),
+    "a race in fp32 (vLLM 43150)": (
+        planted(uniform=samplers.clamped_exponential),
+        "tail 18",
+        2**31,
+    ),
     "24-bit u (vLLM 51367)": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
     "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
 }

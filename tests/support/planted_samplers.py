@@ -64,6 +64,11 @@ def coarse_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> T
     return u.clamp_(2**-24, 1 - 2**-24).log_().neg_()
 
 
+def clamped_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+    """No E below 2^-24, as in a race of p / E in fp32."""
+    return fine_exponential(source, shape).clamp_min_(2.0**-24)
+
+
 def closed_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """u = (r + 1) / (2^32 + 1) in fp32: 128 of 2^32 codes round to 1, where -log u = 0."""
     r = source.integers(2**32, size=shape, dtype=np.uint32)

@@ -149,10 +149,17 @@ def compute_bytes(
     _, _, masses_ptr, _, _, _ = scratch
     HELD: gl.constexpr = SETS * BOX * BOXES
     SUMS: gl.constexpr = accumulator_layout(HELD, 16)
-    parts, states = _begin_sets(
-        b0, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-        TEMPERATURE_PER_ROW, SETS, BOX, BOXES,
-    )  # fmt: skip
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
+    parts = ()
+    states = ()
+    for number in gl.static_range(SETS):
+        row, row_mask = rows_of_warpgroup(b0, sizes[0], number, False, BOX, BOXES, ROW_LAYOUT)
+        part, state = begin(
+            row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+            TEMPERATURE_PER_ROW,
+        )  # fmt: skip
+        parts += (part,)
+        states += (state,)
     steps = gl.cdiv(D, COLUMNS)
     pieces = pieces_of(share_of_blocks(share), steps)
     stage = 0
@@ -170,58 +177,18 @@ def compute_bytes(
             _hand_over(acc, (pid_v + i) * WARPGROUPS + WARPGROUP, handing)
         else:
             logits = scaled(acc, scale[:, None])
-            states = _enter_sets(
-                _sets(logits.permute((1, 0))), v0, parts, states, sizes, processing,
-                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
-            )  # fmt: skip
+            row_sets = _sets(logits.permute((1, 0)))
+            merged = ()
+            for number in gl.static_range(SETS):
+                merged += (enter(
+                    gl.convert_layout(row_sets[number], accumulator_layout(TOKENS, 16)), v0,
+                    parts[number], states[number], sizes, processing,
+                    N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                ),)  # fmt: skip
+            states = merged
     slot, slots = pid_v * WARPGROUPS + WARPGROUP, programs_v * WARPGROUPS
     for number in gl.static_range(SETS):
         merge(parts[number], states[number], slot, slots, sizes, scratch, scores, N)
-
-
-@gluon.jit
-def _begin_sets(
-    b0, sizes, noise, scratch, scores, N: gl.constexpr, NOISE: gl.constexpr,
-    SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
-    SETS: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
-):  # fmt: skip
-    """Return (parts, initial states) of all sets of rows, see warpgroup."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, row_mask = rows_of_warpgroup(b0, sizes[0], 0, False, BOX, BOXES, LAYOUT)
-    part, state = begin(
-        row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-        TEMPERATURE_PER_ROW,
-    )  # fmt: skip
-    if SETS == 1:
-        return (part,), (state,)
-    else:
-        row, row_mask = rows_of_warpgroup(b0, sizes[0], 1, False, BOX, BOXES, LAYOUT)
-        second_part, second_state = begin(
-            row, row_mask, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-            TEMPERATURE_PER_ROW,
-        )  # fmt: skip
-        return (part, second_part), (state, second_state)
-
-
-@gluon.jit
-def _enter_sets(
-    row_sets, v0, parts, states, sizes, processing,
-    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
-):  # fmt: skip
-    """Merge the logits of tokens from v0 on into the states of all sets of rows."""
-    LAYOUT: gl.constexpr = accumulator_layout(TOKENS, 16)
-    state = enter(
-        gl.convert_layout(row_sets[0], LAYOUT), v0, parts[0], states[0], sizes, processing,
-        N, NOISE, GREEDY_ROWS, WITH_MASS,
-    )  # fmt: skip
-    if len(row_sets) == 1:
-        return (state,)
-    else:
-        second_state = enter(
-            gl.convert_layout(row_sets[1], LAYOUT), v0, parts[1], states[1], sizes, processing,
-            N, NOISE, GREEDY_ROWS, WITH_MASS,
-        )  # fmt: skip
-        return state, second_state
 
 
 @gluon.jit

@@ -200,7 +200,9 @@ def test_rounding_by_shape_is_not_taken_for_a_wrong_token(session, monkeypatch):
 
     draw = Decoding.draw
     monkeypatch.setattr(
-        Decoding, "draw", lambda self, hidden, k, at: (draw(self, hidden, k, at) + (k > 0)) % 1000
+        Decoding,
+        "draw",
+        lambda self, hidden, k, position: (draw(self, hidden, k, position) + (k > 0)) % 1000,
     )
     made = session(DRAFTS)
     for name in ("flash_sample", "early-exit-3"):

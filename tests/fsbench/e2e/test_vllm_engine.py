@@ -81,7 +81,7 @@ def test_drafts_in_all_engines(tmp_path):
     runs = [line for line in lines if "decoded" in line]
     assert len(runs) == 2
     assert {line["case"]["drafts"] for line in runs} == {2}
-    assert {line["decoded"]["accepted"] for line in runs} == {0.0}  # the fake has none
+    assert {line["decoded"]["accepted"] for line in runs} == {0.0}  # the fake does not draft
     frame = write_tables(tmp_path / "run").set_index("sampler")
     assert frame.drafts["flash_sample"] == 2 and frame.accepted["flash_sample"] == 0.0
     page = (tmp_path / "run" / "e2e.md").read_text()

@@ -14,7 +14,7 @@ def vllm(monkeypatch):
     for name in ("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS",
                  "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"):  # fmt: skip
         monkeypatch.setenv(name, "")
-    np.random.seed(0)  # vLLM draws the seeds of requests that have none from it
+    np.random.seed(0)  # vLLM draws the seeds of unseeded requests from it
     return install(monkeypatch)
 
 

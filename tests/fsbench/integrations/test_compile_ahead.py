@@ -7,10 +7,10 @@ import logging
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 import torch
 import triton
 from fake_vllm_states import D, V
-from vllm_play import GRAMMAR, KINDS, Play, Recording, request
+from tiers import full
+from vllm_play import Play, Recording, grammars, request
 
 from fsbench.integrations import vllm_runner
 from fsbench.integrations.compile_ahead import (
@@ -31,73 +32,84 @@ from fsbench.integrations.compile_ahead import (
     request_text,
     unusable,
 )
-from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds
+from fsbench.integrations.draw_kinds import DrawKind, served_kinds
 from fsbench.integrations.routing import SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS
 from fsbench.integrations.vllm_0_26 import engine_spec
 from fsbench.kernels.warming.offline import CHIPS
 
 SPEC = EngineSpec("flash_sample", V, 704, D, "bf16", None, max_rows=16)
 SMALL = SPEC._replace(V=512, rows=512, D=64, max_rows=1)
+ALL_KINDS = SPEC.draw_kinds()
+NOT_COMPILED = "kernels are being compiled"
 
 
-def double(script: str, spec: EngineSpec = SPEC) -> CompileAhead:
-    """Processes that do what a script says in place of compiling."""
+def compile_double(script: str, spec: EngineSpec = SPEC) -> CompileAhead:
+    """Return processes that run a script in place of the compiler."""
     return CompileAhead(spec, CHIPS["h200"], [sys.executable, "-c", script])
 
 
-def numbers(last: int) -> str:
+def report(last: int) -> str:
+    """Return a script that reports the first kinds as compiled."""
     return f"print(*range({last}), sep='\\n', flush=True)"
 
 
 @pytest.fixture
 def plugged(load):
-    """A loaded runner whose plug-in waits for these processes."""
+    """Return a function that loads a runner whose plug-in waits for these processes."""
 
-    def made(ahead: CompileAhead) -> Any:
+    def loaded(ahead: CompileAhead) -> Any:
         runner = load()
         runner._fsbench = vllm_runner.RunnerPlugin(runner, "flash_sample", ahead)
         return runner
 
-    return made
+    return loaded
 
 
-def left(runner: Any) -> dict[str, int]:
+def warm_up(runner: Any, rows: int) -> None:
+    runner._fsbench.warm_up(runner, torch.zeros(rows, D, dtype=torch.bfloat16))
+
+
+def unserved(runner: Any) -> dict[str, int]:
     return runner._fsbench.sampling.counts.as_dict()["left"]
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-@pytest.mark.parametrize("name", ["flash_sample", "screened"])
+MIXED = (
+    *("plain", "greedy", "default", "frequency", "repetition", "grammar", "top logprobs"),
+    *("tempered logprobs", "default logprobs", "biased logprobs", "penalized logprobs"),
+    *("grammar logprobs", "many logprobs"),
+)
+"""Kinds of requests that cover all needs."""
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("flash_sample", "raw_logprobs"), ("screened", "processed_logprobs")],
+)
 def test_routing_makes_no_other_kinds_of_draws(load, name, mode):
     runner = load(name)
     runner.sampler.logprobs_mode = mode
     sampling = runner._fsbench.sampling
-    kinds = set(served_kinds(sampling.draw.supported, mode == "raw_logprobs", name == "screened"))
+    served = served_kinds(sampling.draw.supported, mode == "raw_logprobs", name == "screened")
     sampling.draw = recording = Recording(sampling.draw, real=False)
     if name == "screened":
         recording.screens = lambda B, largest_k: largest_k <= 20
-    for pair in combinations(KINDS, 2):
+    for pair in combinations(MIXED, 2):
         play = Play(runner)
-        for each in pair:
-            play.add(each, request(each), [5, 6])
-        allowed = {each: GRAMMAR for each in pair if "grammar" in each}
-        play.step(allowed=allowed)
+        for kind in pair:
+            play.add(kind, request(kind), [5, 6])
+        play.step(allowed=grammars(pair))
     drawn = {DrawKind.from_rows(rows) for rows in recording.rows}
-    assert drawn <= kinds
-    assert len(drawn) > 15
+    assert drawn <= set(served) and len(drawn) > 15
 
 
 def test_common_kinds_are_compiled_first():
-    kinds = served_kinds(WHOLE_HEAD_NEEDS, True, True)
-    assert kinds[:3] == [
-        DrawKind(),
-        DrawKind(filters=True),
-        DrawKind(filters=True, screened=True),
-    ]
-    assert [kind for kind in kinds if kind.is_common] == kinds[:3]
-    assert not [kind for kind in served_kinds(SHARDED_HEAD_NEEDS, True, False) if kind.filters]
+    served = served_kinds(WHOLE_HEAD_NEEDS, True, True)
+    common = [DrawKind(), DrawKind(filters=True), DrawKind(filters=True, screened=True)]
+    assert served[:3] == common == [kind for kind in served if kind.is_common]
+    assert not any(kind.filters for kind in served_kinds(SHARDED_HEAD_NEEDS, True, False))
 
 
-def test_the_engine_is_known_before_its_model_is_loaded(load):
+def test_the_spec_is_known_before_the_model_is_loaded(load):
     runner = load()
     expected = engine_spec(runner, "flash_sample")
     head = runner._fsbench._head.head
@@ -107,84 +119,79 @@ def test_the_engine_is_known_before_its_model_is_loaded(load):
 
 
 def test_the_engine_loads_what_was_compiled(plugged, caplog):
-    """At every size that has kernels of its own, the largest first, of every kind."""
-    ahead = double(numbers(len(SPEC.kinds())))
-    runner = plugged(ahead)
+    """Of every kind, at every size that has its kernels, the largest first."""
+    runner = plugged(compile_double(report(len(ALL_KINDS))))
     sampling = runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw, real=False)
     with caplog.at_level(logging.INFO, "vllm.fsbench"):
-        runner._fsbench.warm_up(runner, torch.zeros(17, D, dtype=torch.bfloat16))
-    sizes = [17, 9, 5, 3, 2, 1]
-    assert [len(rows.hidden) for rows in recording.rows] == sizes * len(SPEC.kinds())
-    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(SPEC.kinds())
-    assert not caplog.text and sampling.draw is recording  # there are no graphs on a CPU
+        warm_up(runner, 17)
+    assert [len(rows.hidden) for rows in recording.rows] == [17, 9, 5, 3, 2, 1] * len(ALL_KINDS)
+    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(ALL_KINDS)
+    assert not caplog.text and sampling.draw is recording  # a CPU has no graphs
 
 
-def test_processes_that_die_make_the_engine_slower_and_no_worse(plugged, caplog):
-    script = f"import os; {numbers(2)}; os.kill(os.getpid(), 9)"
-    runner = plugged(double(script))
+def test_if_the_processes_die_the_engine_compiles(plugged, caplog):
+    runner = plugged(compile_double(f"import os; {report(2)}; os.kill(os.getpid(), 9)"))
     sampling = runner._fsbench.sampling
-    sampling.draw = recording = Recording(sampling.draw)
-    runner._fsbench.warm_up(runner, torch.zeros(1, D, dtype=torch.bfloat16))
+    sampling.draw = recording = Recording(sampling.draw, real=False)
+    warm_up(runner, 1)
     (record,) = caplog.records
     assert "compiling ahead has ended (exit code -9)" in record.getMessage()
-    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(SPEC.kinds())
+    assert {DrawKind.from_rows(rows) for rows in recording.rows} == set(ALL_KINDS)
     play = Play(runner)
     play.add("biased", request("logit_bias"), [5, 6])
     play.step()
-    assert left(runner) == {}
+    assert unserved(runner) == {}
 
 
-def test_what_is_not_compiled_is_left_to_vllm_until_it_is(plugged, monkeypatch, tmp_path):
-    """A biased request; the processes end it while others are served."""
+def test_vllm_samples_a_kind_until_it_is_compiled(plugged, monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
     done = tmp_path / "done"
-    rest = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)"
-    script = f"import os, time\n{numbers(3)}\n{rest}\n{numbers(len(SPEC.kinds()))}\ntime.sleep(60)"
-    ahead = double(script)
+    wait = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    script = f"import os, time\n{report(3)}\n{wait}\n{report(len(ALL_KINDS))}\ntime.sleep(60)"
+    ahead = compile_double(script)
     runner = plugged(ahead)
-    ahead.wait(SPEC.kinds()[:3])
-    runner._fsbench.warm_up(runner, torch.zeros(2, D, dtype=torch.bfloat16))
-    hooked: list[Any] = []
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hooked.append)
-    sampling = runner._fsbench.sampling
-    draw, during = sampling.draw, []
+    ahead.wait(ALL_KINDS[:3])
+    warm_up(runner, 2)
+    reported: list[Any] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", reported.append)
+    draw, hooks = runner._fsbench.sampling.draw, []
 
     def noting(rows: Any) -> Any:
-        during.append(triton.knobs.runtime.jit_post_compile_hook)
+        hooks.append(triton.knobs.runtime.jit_post_compile_hook)
         return draw(rows)
 
     play = Play(runner)
     play.add("plain", request("plain"), [5, 6])
     play.step()
-    assert left(runner) == {}
+    assert unserved(runner) == {}
     play.add("biased", request("logit_bias"), [5, 6])
     play.step()
-    assert left(runner) == {"kernels are being compiled": 2}  # the batch is drawn together
+    assert unserved(runner) == {NOT_COMPILED: 2}  # the batch is drawn together
     done.touch()
-    assert ahead.wait(SPEC.kinds(), 20)
+    assert ahead.wait(ALL_KINDS, 20)
     runner._fsbench._draws[0], noting.supported = noting, draw.supported  # type: ignore[attr-defined]
     play.step()
-    assert left(runner) == {"kernels are being compiled": 2}
-    assert during == [None, None]  # loading two sizes is not reported as compiling
-    assert triton.knobs.runtime.jit_post_compile_hook == hooked.append
+    assert unserved(runner) == {NOT_COMPILED: 2}
+    assert hooks == [None, None]  # loading two sizes is not reported as compiling
+    assert triton.knobs.runtime.jit_post_compile_hook == reported.append
     runner.shutdown()
-    assert not ahead.is_running or ahead.wait(SPEC.kinds(), 5)
+    assert not ahead.is_running or ahead.wait(ALL_KINDS, 5)
 
 
-def test_processes_that_fail_while_the_engine_serves_are_named_once(plugged, monkeypatch, caplog):
+def test_processes_that_fail_while_the_engine_serves_are_logged_once(plugged, monkeypatch, caplog):
     monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
-    script = f"import sys, time\n{numbers(3)}\ntime.sleep(1)\nsys.exit('no\\nspace left')"
-    ahead = double(script)
+    script = f"import sys, time\n{report(3)}\ntime.sleep(1)\nsys.exit('no\\nspace left')"
+    ahead = compile_double(script)
     runner = plugged(ahead)
-    ahead.wait(SPEC.kinds()[:3])
-    runner._fsbench.warm_up(runner, torch.zeros(1, D, dtype=torch.bfloat16))
-    ahead.wait(SPEC.kinds(), 20)
+    ahead.wait(ALL_KINDS[:3])
+    warm_up(runner, 1)
+    ahead.wait(ALL_KINDS, 20)
     play = Play(runner)
     play.add("biased", request("logit_bias"), [5, 6])
     play.step()
     play.step()
-    assert left(runner) == {"kernels are being compiled": 2}
+    assert unserved(runner) == {NOT_COMPILED: 2}
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if "compiling has ended (space left)" in line] == lines[-1:]
 
@@ -197,28 +204,28 @@ def test_processes_get_the_spec_and_the_chip_of_the_engine(chip):
 def test_another_head_than_expected_is_compiled_for(plugged, monkeypatch):
     started: list[EngineSpec] = []
     monkeypatch.setattr(vllm_runner, "start_compiling", started.append)
-    ahead = double("import time; time.sleep(60)", SPEC._replace(V=V + 1))
+    ahead = compile_double("import time; time.sleep(60)", SPEC._replace(V=V + 1))
     plugged(ahead)
-    assert [each.V for each in started] == [V]
+    assert [spec.V for spec in started] == [V]
     assert ahead.wait([], 5) and not ahead.is_ready(DrawKind())
 
 
 def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / "file" / "cache"
     assert unusable(folder)
     assert unusable(tmp_path / "new") == ""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     ensure_cache()
-    moved = Path(os.environ["TRITON_CACHE_DIR"])
-    assert moved.is_dir() and Path(triton.knobs.cache.dir) == moved
+    used = Path(os.environ["TRITON_CACHE_DIR"])
+    assert used.is_dir() and Path(triton.knobs.cache.dir) == used
     (record,) = caplog.records
-    assert str(folder) in record.getMessage() and str(moved) in record.getMessage()
+    assert str(folder) in record.getMessage() and str(used) in record.getMessage()
     ensure_cache()
     assert len(caplog.records) == 1
 
 
-def test_a_full_disk_is_seen_before_anything_is_compiled(monkeypatch, tmp_path):
+def test_a_full_disk_is_noticed_before_anything_is_compiled(monkeypatch, tmp_path):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=5 << 20))
     assert unusable(tmp_path) == "5 MiB free, 256 MiB expected"
@@ -232,62 +239,62 @@ def test_a_full_disk_is_seen_before_anything_is_compiled(monkeypatch, tmp_path):
 
 
 ENGINE = """
-import json, sys, time
+import json, sys
 from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec
 from fsbench.kernels.warming.offline import CHIPS
 ahead = CompileAhead(EngineSpec(*json.loads(sys.argv[1])), CHIPS["h200"])
 print(ahead.pid, flush=True)
-ahead.wait(ahead.spec.kinds()[:int(sys.argv[2])])
+ahead.wait(ahead.spec.draw_kinds()[:int(sys.argv[2])])
 print(ahead.failure or "compiled", flush=True)
 """
 
 
-def engine(cache: Path, num_kinds: int, **more: Any) -> subprocess.Popen[str]:
+def engine(cache: Path, num_kinds: int, **options: Any) -> subprocess.Popen[str]:
+    """Start an engine that waits for kernels; it prints the compiling group's id, then the end."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", ENGINE, json.dumps(SMALL), str(num_kinds)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 
-def members(group: int) -> list[int]:
-    """Processes of a group that are alive."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                os.getpgid(int(path.name)) == group
-                and "Z" not in ((path / "stat").read_text().rpartition(")")[2].split()[0])
-            ):
-                found.append(int(path.name))
-        except (OSError, IndexError):
-            continue
-    return found
+def is_alive(group: int) -> bool:
+    """Return whether a process of the group is alive."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
+                return True
+    return False
+
+
+def group_ends(group: int) -> bool:
+    until = time.monotonic() + 30
+    while is_alive(group) and time.monotonic() < until:
+        time.sleep(0.2)
+    return not is_alive(group)
 
 
 def test_processes_end_with_an_engine_that_is_killed(tmp_path):
     killed = engine(tmp_path, 40)
     group = int(killed.stdout.readline())
-    assert members(group)
-    time.sleep(3)
+    assert is_alive(group)
+    time.sleep(1)  # it compiles by then
     killed.kill()
-    until = time.monotonic() + 30
-    while members(group) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not members(group)
+    assert group_ends(group)
 
 
 @pytest.mark.full
 def test_engines_share_a_cache_also_with_one_that_was_killed(tmp_path):
-    """One is killed while it compiles, two start at once, and the last finds everything there."""
+    """One is killed while it compiles; then two start at once, and a last one."""
     killed = engine(tmp_path, 40)
     group = int(killed.stdout.readline())
-    time.sleep(15)
-    killed.send_signal(signal.SIGKILL)
+    while not list(tmp_path.rglob("*")):
+        time.sleep(0.1)
+    killed.kill()
     both = [engine(tmp_path, 1), engine(tmp_path, 1)]
     assert [each.communicate()[0].split()[1:] for each in both] == [["compiled"]] * 2
-    assert not members(group)
+    assert group_ends(group)
     files = set(tmp_path.rglob("*.cubin"))
-    last = engine(tmp_path, 1)
-    assert last.communicate()[0].split()[1:] == ["compiled"]
+    assert engine(tmp_path, 1).communicate()[0].split()[1:] == ["compiled"]
     assert files and files <= set(tmp_path.rglob("*.cubin"))
 
 
@@ -301,48 +308,43 @@ def test_a_disk_that_fills_up_while_compiling_is_named(tmp_path):
     assert "File too large" in message or "No usable temporary directory" in message
 
 
-COVERED = """
-import json, sys, torch
-from fsbench.integrations.compile_ahead import EngineSpec, engine_calls
+UNCOVERED = """
+import json, sys
 from fsbench.integrations import draw_kinds
+from fsbench.integrations.compile_ahead import EngineSpec, engine_calls
 from fsbench.kernels.warming import offline
 spec, chip = EngineSpec(*json.loads(sys.argv[1])), offline.CHIPS[sys.argv[2]]
 offline.use_cpu_guard()
-missed = {}
-for index in range(min(int(sys.argv[3]), len(engine_calls(spec)))):
-    found = []
-    every = [B for B in range(1, spec.max_rows + 1) if B <= 40 or B % 16 in (0, 1)]
-    for sizes in (draw_kinds.SIZES, every):
-        draw_kinds.SIZES = sizes
+covering = draw_kinds.SIZES
+# Tile shapes change at multiples of 16 up to 256, and of 64 above.
+batches = range(1, spec.max_rows + 1)
+every = [B for B in batches if B <= 16 or B % (16 if B <= 257 else 64) in (0, 1)]
+uncovered = {}
+for index in json.loads(sys.argv[3]) or range(len(engine_calls(spec))):
+    kernels = []
+    for draw_kinds.SIZES in (covering, every):
         call = engine_calls(spec)[index]  # fake tensors of one mode only
         with offline.without_gpu(chip) as launches:
             call()
-            found.append({(each.kernel.__name__, each.key) for each in launches})
-        draw_kinds.SIZES = json.loads(sys.argv[4])
-    if found[1] - found[0]:
-        missed[str(call)] = sorted(name for name, _ in found[1] - found[0])
-print(json.dumps(missed))
+            kernels.append({(each.kernel.__name__, each.key) for each in launches})
+    if kernels[1] - kernels[0]:
+        uncovered[str(call)] = sorted(name for name, _ in kernels[1] - kernels[0])
+print(json.dumps(uncovered))
 """
 
 
 @pytest.mark.parametrize(
-    ("chip", "sampler", "D", "vocab", "rows", "calls"),
+    ("chip", "sampler", "D", "rows", "indices"),
     [
-        ("h200", "flash_sample", 1024, 151936, 66, 2),
-        *(
-            pytest.param(*case, 1024, 99, marks=pytest.mark.full)
-            for case in (
-                ("h100", "flash_sample", 4096, 151936),
-                ("h200", "screened", 4096, 151936),
-            )
-        ),
+        ("h200", "flash_sample", 1024, 66, [1]),  # requests with filters
+        full("h100", "flash_sample", 4096, 1024, []),
+        full("h200", "screened", 4096, 1024, []),
     ],
 )
-def test_sizes_have_the_kernels_of_all_batch_sizes(chip, sampler, D, vocab, rows, calls):
-    spec = EngineSpec(sampler, vocab, vocab, D, "bf16", None, rows)
+def test_sizes_cover_the_kernels_of_all_batch_sizes(chip, sampler, D, rows, indices):
+    spec = EngineSpec(sampler, 151936, 151936, D, "bf16", None, rows)
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    words = [json.dumps(spec), chip, str(calls), json.dumps(SIZES)]
-    command = [sys.executable, "-c", COVERED, *words]
+    command = [sys.executable, "-c", UNCOVERED, json.dumps(spec), chip, json.dumps(indices)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {}
-    assert len(engine_calls(spec)) == len(spec.kinds())
+    assert len(engine_calls(spec)) == len(spec.draw_kinds())

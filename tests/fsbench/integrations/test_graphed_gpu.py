@@ -86,21 +86,6 @@ def test_graphs_follow_a_weight_that_is_written_to():
         assert torch.equal(graphed(rows).tokens, direct.tokens)
 
 
-def test_what_changes_from_step_to_step_is_read_again(draws):
-    draw, graphed = draws
-    rows = inputs(5, 0)
-    for step in range(4):
-        rows = rows._replace(offset=torch.full((5,), step, device="cuda"))
-        assert torch.equal(graphed(rows).tokens, draw(rows).tokens)
-    for other in (
-        rows._replace(temperature=rows.temperature + 1),
-        rows._replace(seed=rows.seed + 1),
-        inputs(5, 0, DrawKind(filters=True)),
-        rows,
-    ):
-        assert torch.equal(graphed(other).tokens, draw(other).tokens)
-
-
 @pytest.mark.parametrize("B", [1, 16, 64])
 def test_greedy_drafts_are_captured_as_vllm_captures(draws, B):
     """After one call outside, in a graph that forbids other threads what a capture forbids."""

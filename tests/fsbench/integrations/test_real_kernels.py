@@ -5,7 +5,6 @@ They are those of build/engines, which `make check-engines` downloads; without i
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -21,8 +20,6 @@ from check_engines import FOLDER
 from fake_vllm_states import SLOTS, V, params
 from tree import ROOT
 from triton.language.extra import libdevice
-
-from fsbench.integrations.vllm_parts import DraftedBatch
 
 GPU = "vllm.v1.worker.gpu"
 VERSION = "0.26.0"
@@ -81,7 +78,7 @@ def state() -> dict[str, Any]:
     """Return arrays of all slots by the kernels' parameter names, and the fake that holds them."""
     requests = fake_vllm.RequestState()
     sampler = fake_vllm.Sampler(requests)
-    kinds: list[dict[str, Any]] = [
+    request_kinds: list[dict[str, Any]] = [
         {},
         {"allowed_token_ids": [3, 9, 699], "logit_bias": {9: 2.5, 4: 1.0}},
         {"min_tokens": 30, "all_stop_token_ids": (1, 2)},
@@ -90,7 +87,7 @@ def state() -> dict[str, Any]:
         {"bad_words_token_ids": [[7], [11, 8], [12, 8]]},
         {"repetition_penalty": 1.5, "presence_penalty": 0.5},
     ]
-    for slot, kind in enumerate(kinds):
+    for slot, kind in enumerate(request_kinds):
         requests.tokens[slot] = [5, 6, 7, 40, 40, 11]
         requests.prompt_len.np[slot] = 3
         sampler.add_request(slot, 3, params(**kind))
@@ -186,62 +183,3 @@ def test_the_fakes_processors_do_what_vllms_do(kernels, drafts):
         apply(edited, slots, slots.numpy(), *more)
         expected = processed(kernels[name], logits, rows, arrays, fed, place)
         torch.testing.assert_close(edited, expected, atol=1e-5, rtol=0)
-
-
-def test_greedy_requests_accept_the_drafts_that_vllm_accepts(load_source):
-    """With vLLM's InputBatch, verification and counts; one prompt is incomplete."""
-    batches, _, rejection = load_source(
-        f"{GPU}.input_batch",
-        f"{GPU}.sample.gumbel",
-        f"{GPU}.spec_decode.rejection_sampler_utils",
-    )
-    steps, counts = 3, torch.tensor([4, 1, 3, 4, 1])
-    B, N = len(counts), int(counts.sum())
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(N, V, generator=generator)
-    drawn = logits.argmax(1)
-    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    dummy = batches.InputBatch.make_dummy(B, N, batches.InputBuffers(B, 32, torch.device("cpu")))
-    fed = torch.cat([torch.zeros(1), drawn[:-1]]).int()  # all drafts are right
-    fed[[2, 7]] += 1  # except the second ones of the first request and of the third
-    lengths = torch.full((B,), 20, dtype=torch.int32)
-    batch = dataclasses.replace(
-        dummy,
-        input_ids=fed,
-        num_draft_tokens=N - B,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        logits_indices=torch.arange(N),
-        expanded_idx_mapping=torch.arange(B).int().repeat_interleave(counts),
-        expanded_local_pos=torch.cat([torch.arange(int(n)) for n in counts]).int(),
-        cu_num_logits=bounds,
-        cu_num_logits_np=bounds.numpy(),
-    )
-    expected, accepted = rejection.rejection_sample(
-        logits,
-        None,
-        fed,
-        batch.cu_num_logits,
-        torch.arange(N),
-        batch.idx_mapping,
-        batch.expanded_idx_mapping,
-        batch.expanded_local_pos,
-        torch.zeros(B),
-        torch.zeros(B, dtype=torch.int64),
-        steps,
-    )
-    drafted = DraftedBatch(batch, None, steps)
-    assert drafted.batch.num_reqs == N and drafted.batch.idx_mapping_np.tolist() == (
-        batch.expanded_idx_mapping.tolist()
-    )
-    tokens, count = drafted.verify(drawn)
-    assert count.tolist() == accepted.tolist() == [2, 1, 2, 4, 1]
-    assert (tokens.shape, tokens.dtype) == (expected.shape, expected.dtype)
-    assert count.dtype == accepted.dtype
-    for request, n in enumerate(count.tolist()):
-        assert tokens[request, :n].equal(expected[request, :n])
-    prompts = torch.tensor([20, 20, 3, 3, 21], dtype=torch.int32)
-    lengths = (batch.seq_lens, bounds, batch.idx_mapping, prompts)
-    for module in (batches, fake_vllm):
-        sampled, rejected = module.get_num_sampled_and_rejected(count.clone(), *lengths)
-        assert sampled.tolist() == [2, 1, 2, 4, 0] and rejected.tolist() == [2, 0, 1, 0, 0]

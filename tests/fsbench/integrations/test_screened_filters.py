@@ -42,44 +42,44 @@ def screened(load, filter_screens):
     return lambda: load("screened", model=Model(dtype=torch.float16))
 
 
-def step(runner: Any, kinds: list[str], real: bool = True) -> tuple[list[int], list[Rows]]:
+def step(runner: Any, request_kinds: list[str], real: bool = True) -> tuple[list[int], list[Rows]]:
     """Return the tokens of a step of new requests of these kinds, and the rows that were drawn."""
     sampling, play = runner._fsbench.sampling, Play(runner, torch.float16)
     sampling.draw = recording = Recording(sampling.draw, real)
-    for row, kind in enumerate(kinds):
+    for row, kind in enumerate(request_kinds):
         play.add(kind, params(**KINDS[kind], seed=row), [*PROMPT, row])
-    play.step(None, grammars(kinds))
-    return [play.remove(kind)[1][0] for kind in kinds], recording.rows
+    play.step(None, grammars(request_kinds))
+    return [play.remove(kind)[1][0] for kind in request_kinds], recording.rows
 
 
 @pytest.mark.parametrize(
-    ("kinds", "num_screened"),
+    ("request_kinds", "num_screened"),
     [
         (["k = 64", "greedy", "default", "biased", "grammar"], 5),
-        (["default", "penalized"], 1),  # the last is a group of its own
+        (["default", "penalized"], 1),  # the last is in another group
     ],
 )
 def test_requests_with_a_small_top_k_use_the_screen(
-    screened, filter_screens, monkeypatch, kinds, num_screened
+    screened, filter_screens, monkeypatch, request_kinds, num_screened
 ):
     runner = screened()
-    tokens, drawn = step(runner, kinds)
+    tokens, drawn = step(runner, request_kinds)
     assert [len(rows.hidden) for rows in drawn if rows.screened] == [num_screened]
     (computed,) = filter_screens
     assert len(computed) == num_screened and min(computed) > 0  # none in full
-    assert runner._fsbench.sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
+    assert runner._fsbench.sampling.counts.as_dict() == {"served": len(request_kinds), "left": {}}
     filter_screens.clear()
     monkeypatch.setattr(screened_head, "worth_filtering", lambda *_: (False, "by the test"))
-    assert step(screened(), kinds)[0] == tokens and filter_screens == []
+    assert step(screened(), request_kinds)[0] == tokens and filter_screens == []
 
 
 @pytest.mark.parametrize(
-    "kinds",
+    "request_kinds",
     [["default", "k = 65"], ["top-p", "default"], ["plain", "greedy", "default"],
      ["default", "logprobs"], ["top-p", "greedy"]],
 )  # fmt: skip
-def test_other_batches_do_not_use_the_screen(screened, kinds):
-    _, drawn = step(screened(), kinds, real=False)
+def test_other_batches_do_not_use_the_screen(screened, request_kinds):
+    _, drawn = step(screened(), request_kinds, real=False)
     assert drawn and not any(rows.screened for rows in drawn)
 
 

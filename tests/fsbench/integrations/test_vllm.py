@@ -6,12 +6,11 @@ import dataclasses
 import importlib
 import logging
 import os
-import types
 from typing import Any
 
 import pytest
 import torch
-from fake_vllm import LMHead, Model, install
+from fake_vllm import Model, install
 from fake_vllm_states import D, params
 from torch.profiler import profile
 from tree import ROOT
@@ -24,7 +23,6 @@ from fsbench.integrations import vllm as plugin
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 WORKER = "vllm.v1.worker.gpu_worker"
-INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
 OUTPUT = "vllm.v1.worker.gpu.sample.output"
 
 
@@ -103,14 +101,6 @@ def _rename_parameter(modules: dict[str, Any]) -> None:
     modules[RUNNER].GPUModelRunner.sample = lambda self, hidden_states, batch, grammar_output: None
 
 
-def _remove_class(modules: dict[str, Any]) -> None:
-    del modules[OUTPUT].SamplerOutput
-
-
-def _remove_fields(modules: dict[str, Any]) -> None:
-    modules[INPUT_BATCH].InputBatch = dataclasses.make_dataclass("InputBatch", ["num_reqs"])
-
-
 def _require_field(modules: dict[str, Any]) -> None:
     fields = dataclasses.fields(modules[OUTPUT].SamplerOutput)
     modules[OUTPUT].SamplerOutput = dataclasses.make_dataclass(
@@ -125,8 +115,6 @@ def _require_field(modules: dict[str, Any]) -> None:
             _rename_parameter,
             r"GPUModelRunner\.sample: expected parameters .*'input_batch'.*'batch'",
         ),
-        (_remove_class, "SamplerOutput: expected it"),
-        (_remove_fields, "InputBatch: expected fields req_ids, num_tokens"),
         (_require_field, "SamplerOutput: expected no further fields to fill; got now_required"),
     ],
 )
@@ -247,17 +235,6 @@ def test_engines_it_leaves(load, option, reason):
     assert not is_served(runner) and counts(runner)["left"] == {reason: 2}
 
 
-def test_a_sharded_head_is_compared_by_its_columns():
-    whole, model = Model(padding=0), Model(padding=0)
-    model.lm_head = LMHead(model.lm_head.weight[100:], 600)
-    model.compute_logits = whole.compute_logits  # type: ignore[method-assign]
-    indices = model.lm_head.shard_indices
-    indices.org_vocab_start_index, indices.org_vocab_end_index = 100, 700
-    assert vllm_head.is_matmul(model, model.lm_head, None, 700)
-    indices.org_vocab_start_index, indices.org_vocab_end_index = 90, 690
-    assert not vllm_head.is_matmul(model, model.lm_head, None, 700)
-
-
 def copy_heads(monkeypatch: Any) -> None:
     """Find heads as if a shard had been copied."""
     find_head = vllm_head.find_head
@@ -314,17 +291,6 @@ def test_new_weights_are_drawn_from(monkeypatch, load, screens, change, kept):
     if kept == "screened head":
         assert screens == [1, 1]
         assert (runner._fsbench._draws is draws) == (change != "another tensor")
-
-
-def test_ranks_search_for_a_head_together(load):
-    """The shard of one rank may be a copy while another's is not."""
-    loaded = load()._fsbench._head
-    head = types.SimpleNamespace(weight=loaded.weight)
-    model = types.SimpleNamespace(lm_head=head, logits_processor=None)
-    for ranks in (1, 2):
-        config = types.SimpleNamespace(tensor_parallel_size=ranks)
-        runner = types.SimpleNamespace(parallel_config=config, model=model)
-        assert loaded.may_have_moved(runner) == (ranks > 1)
 
 
 def test_ranks_agree_on_a_reason(monkeypatch):

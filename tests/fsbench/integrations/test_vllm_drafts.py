@@ -37,20 +37,20 @@ def speculating(monkeypatch, load):
     return loaded
 
 
-def play_of(runner, kinds):
+def play_of(runner, request_kinds):
     play = Play(runner)
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(request_kinds):
         play.add(kind, request(kind, number), [*PROMPT, number])
     return play
 
 
-def decode(runner, kinds, propose=lambda name, output: [], length=8):
+def decode(runner, request_kinds, propose=lambda name, output: [], length=8):
     """Decode requests of these kinds together; return their tokens and log-probabilities.
 
     Args:
         propose: (kind, tokens so far) -> drafts of the next step.
     """
-    play, tokens = play_of(runner, kinds), {}
+    play, tokens = play_of(runner, request_kinds), {}
     while play.slots:
         names = list(play.slots)
         drafts = {name: propose(name, play.output(name)) for name in names}
@@ -82,10 +82,12 @@ def propose_from(plain):
 
 @pytest.mark.parametrize("first", range(0, len(KINDS), 8))
 def test_drafts_change_no_token_and_no_log_probability(speculating, load, first):
-    kinds = list(KINDS)[first : first + 8]
-    plain, logprobs = decode(speculating() if UNSUPPORTED.keys() & kinds else load(), kinds)
+    request_kinds = list(KINDS)[first : first + 8]
+    plain, logprobs = decode(
+        speculating() if UNSUPPORTED.keys() & request_kinds else load(), request_kinds
+    )
     runner = speculating()
-    drafted, drafted_logprobs = decode(runner, kinds, propose_from(plain))
+    drafted, drafted_logprobs = decode(runner, request_kinds, propose_from(plain))
     assert drafted == plain
     assert logprobs.keys() == drafted_logprobs.keys()
     for kind, steps in logprobs.items():
@@ -94,26 +96,30 @@ def test_drafts_change_no_token_and_no_log_probability(speculating, load, first)
             for a, b in zip(step, other, strict=True):
                 torch.testing.assert_close(*(x[:width] if x.ndim else x for x in (a, b)))
     counts = runner._fsbench.sampling.counts
-    assert set(counts.unserved) == {UNSUPPORTED[kind] for kind in UNSUPPORTED if kind in kinds}
+    assert set(counts.unserved) == {
+        UNSUPPORTED[kind] for kind in UNSUPPORTED if kind in request_kinds
+    }
     assert counts.served > 0
 
 
 def test_right_drafts_are_accepted_and_wrong_ones_are_not(speculating):
-    kinds = ["plain", "repetition", "greedy", "frequency", "default"]
-    plain, _ = decode(speculating(), kinds, length=9)
-    play = play_of(speculating(), kinds)
+    request_kinds = ["plain", "repetition", "greedy", "frequency", "default"]
+    plain, _ = decode(speculating(), request_kinds, length=9)
+    play = play_of(speculating(), request_kinds)
     play.step()
-    output = play.step(drafts={kind: plain[kind][1:4] for kind in kinds})
+    output = play.step(drafts={kind: plain[kind][1:4] for kind in request_kinds})
     assert output.num_sampled.tolist() == [4] * 5 and output.num_rejected.tolist() == [0] * 5
     assert output.sampled_token_ids.dtype == torch.int64
     assert output.num_sampled.dtype == torch.int32
-    assert output.sampled_token_ids.tolist() == [plain[kind][1:5] for kind in kinds]
+    assert output.sampled_token_ids.tolist() == [plain[kind][1:5] for kind in request_kinds]
     output = play.step(
-        drafts={kind: [(plain[kind][5] + 1) % V, *plain[kind][6:8]] for kind in kinds[:2]}
+        drafts={kind: [(plain[kind][5] + 1) % V, *plain[kind][6:8]] for kind in request_kinds[:2]}
     )
     assert output.num_sampled.tolist() == [1] * 5
     assert output.num_rejected.tolist() == [3, 3, 0, 0, 0]
-    assert [play.output(kind) for kind in kinds] == [plain[kind][:6] for kind in kinds]
+    assert [play.output(kind) for kind in request_kinds] == [
+        plain[kind][:6] for kind in request_kinds
+    ]
 
 
 def test_a_row_of_the_next_request_is_no_draft(speculating):

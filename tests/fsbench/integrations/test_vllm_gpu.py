@@ -100,7 +100,7 @@ def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeyp
         keys = zip(seed.tolist(), offset.tolist(), strict=True)
         drawn.update(zip(keys, tokens.tolist(), strict=True))
     for row, output in zip(rows, outputs, strict=True):
-        if row % 4 in (1, 3):  # with a seed of its own
+        if row % 4 in (1, 3):  # with a seed
             length = len(prompt(row)["prompt_token_ids"])
             expected = [drawn[row, length - 1 + i] for i in range(4 + row % 9)]
             assert list(output.outputs[0].token_ids) == expected
@@ -148,12 +148,12 @@ def test_a_seed_means_a_seed_after_a_preemption(llm):
 
 def test_structured_output_keeps_to_its_grammar(llm, runner):
     counts = runner._fsbench.sampling.counts
-    served, left = counts.served, sum(counts.unserved.values())
+    served, unserved = counts.served, sum(counts.unserved.values())
     rows = range(8)
     outputs = llm.generate([prompt(r) for r in rows], [parameters(GRAMMAR, r) for r in rows])
     tokens = [token for output in outputs for token in output.outputs[0].token_ids]
     assert set(tokens) <= set(range(len(DIGITS))) and len(set(tokens)) > 8
-    assert counts.served - served >= len(tokens) and sum(counts.unserved.values()) == left
+    assert counts.served - served >= len(tokens) and sum(counts.unserved.values()) == unserved
 
 
 @pytest.mark.parametrize("kind", WITH_LOGPROBS)

@@ -26,8 +26,8 @@ def mixed_requests(load, number: int, fault=lambda sampling: None) -> Counter[st
     Returns:
         How often each event happened.
     """
-    random, kinds = np.random.default_rng(11), list(KINDS)
-    waiting = [(kinds[i % len(kinds)], i) for i in reversed(range(number))]
+    random, request_kinds = np.random.default_rng(11), list(KINDS)
+    waiting = [(request_kinds[i % len(request_kinds)], i) for i in reversed(range(number))]
     events: Counter[str] = Counter()
     alone, running = Play(load()), {}
 

@@ -23,11 +23,11 @@ from fsbench.integrations import vllm_0_26 as adapter
 WITH_LOGPROBS = [kind for kind in KINDS if kind.endswith("logprobs")]
 
 
-def decode(runner, kinds, steps, dtype=torch.bfloat16, neighbors=()):
+def decode(runner, request_kinds, steps, dtype=torch.bfloat16, neighbors=()):
     """Decode requests of these kinds, eight at a time; return tokens and log-probabilities."""
     play, tokens = Play(runner, dtype), {}
-    for first in range(0, len(kinds), 8):
-        group = kinds[first : first + 8]
+    for first in range(0, len(request_kinds), 8):
+        group = request_kinds[first : first + 8]
         for number, kind in enumerate(neighbors):
             play.add(f"neighbor {number}", request(kind, number), [20 + number, 21])
         for kind in group:
@@ -37,7 +37,7 @@ def decode(runner, kinds, steps, dtype=torch.bfloat16, neighbors=()):
             turn = step % len(names)
             play.step(names[turn:] + names[:turn], grammars(group))
         tokens |= {name: play.remove(name)[1] for name in list(play.slots)}
-    return {kind: tokens[kind] for kind in kinds}, play.logprobs
+    return {kind: tokens[kind] for kind in request_kinds}, play.logprobs
 
 
 @pytest.mark.parametrize("kind", ["plain", "frequency", "default"])
@@ -54,10 +54,18 @@ def test_tokens_do_not_depend_on_whether_the_screened_head_draws(load, screens, 
 @pytest.mark.full
 def test_tokens_of_the_kernels_do_not_depend_on_the_batch(load):
     """In fp16 the interpreter runs the kernels; in bf16 the reference draws."""
-    kinds = ["plain", "default", "frequency", "repetition", "grammar", "default logprobs", "greedy"]
+    request_kinds = [
+        "plain",
+        "default",
+        "frequency",
+        "repetition",
+        "grammar",
+        "default logprobs",
+        "greedy",
+    ]
     runner = load(model=Model(dtype=torch.float16))
-    together, _ = decode(runner, kinds, 2, torch.float16)
-    for kind in kinds:
+    together, _ = decode(runner, request_kinds, 2, torch.float16)
+    for kind in request_kinds:
         assert decode(runner, [kind], 2, torch.float16)[0] == {kind: together[kind]}
 
 
@@ -140,14 +148,14 @@ def test_log_probabilities_and_ranks_are_vllms(load, mode, greedy):
         return output
 
     runner.sample = check
-    for kinds in (WITH_LOGPROBS[:5], WITH_LOGPROBS[5:]):
-        for kind in [*kinds, "plain", "default"]:
+    for request_kinds in (WITH_LOGPROBS[:5], WITH_LOGPROBS[5:]):
+        for kind in [*request_kinds, "plain", "default"]:
             settings = request(kind)
             if greedy:
                 settings.temperature, settings.top_k, settings.top_p = 0, 0, 1.0
             play.add(kind, settings, PROMPT)
         for _ in range(2):
-            play.step(None, grammars(kinds))
+            play.step(None, grammars(request_kinds))
         for kind in list(play.slots):
             play.remove(kind)
     assert set(checked) == set(WITH_LOGPROBS) and runner._fsbench.sampling.counts.unserved == {}
@@ -157,17 +165,19 @@ def test_rows_have_the_settings_and_the_hidden_state_of_their_request(load):
     runner = load()
     sampling, play = runner._fsbench.sampling, Play(runner)
     sampling.draw = recording = Recording(sampling.draw)
-    kinds = ["plain", "greedy", "default", "top-p", "min-p", "repetition"]
-    for seed, kind in enumerate(kinds):
+    request_kinds = ["plain", "greedy", "default", "top-p", "min-p", "repetition"]
+    for seed, kind in enumerate(request_kinds):
         play.add(kind, request(kind, seed), [11, 12, seed])
     for _ in range(3):
-        inputs = {kind: [11, 12, seed, *play.output(kind)] for seed, kind in enumerate(kinds)}
+        inputs = {
+            kind: [11, 12, seed, *play.output(kind)] for seed, kind in enumerate(request_kinds)
+        }
         recording.rows.clear()
         play.step()
         drawn = 0
         for rows in recording.rows:
             for row, seed in enumerate(rows.seed.tolist()):
-                p, tokens = play.params[kinds[seed]], inputs[kinds[seed]]
+                p, tokens = play.params[request_kinds[seed]], inputs[request_kinds[seed]]
                 top_k, top_p, min_p = (each[row] for each in rows.filters)
                 assert torch.equal(rows.hidden[row], hidden_state(tokens).bfloat16())
                 assert rows.offset[row] == len(tokens) - 1
@@ -175,7 +185,7 @@ def test_rows_have_the_settings_and_the_hidden_state_of_their_request(load):
                 assert torch.equal(torch.stack([rows.temperature[row], top_p, min_p]), settings)
                 assert top_k == (p.top_k or V)
                 drawn += 1
-        assert drawn == len(kinds)
+        assert drawn == len(request_kinds)
 
 
 def test_forbidden_tokens_are_never_drawn(load):

@@ -41,7 +41,7 @@ def test_a_torch_without_assembler_and_a_machine_without_nvcc_leave_all_as_it_is
     assert reported() == (None, None)
 
 
-def test_what_the_user_has_set_stays(reported):
+def test_variables_of_the_user_are_kept(reported):
     user_variables = {"TRITON_PTXAS_PATH": "mine", "NVCC_APPEND_FLAGS": "-lineinfo"}
     assert reported(["ptxas"], "--split-compile <number>", **user_variables) == (
         "mine",

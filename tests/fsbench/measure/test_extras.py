@@ -88,7 +88,7 @@ def test_greedy_sampling_and_a_run_without_forms_have_none(run, fused):
     assert not run(fused(timer)[0], problems=[greedy], timer=timer, forms=True)["f"].forms
 
 
-def test_a_form_that_fails_costs_the_form_only(run, fused):
+def test_a_form_that_fails_does_not_affect_the_cell(run, fused):
     timer = Stopwatch()
     record = run(fused(timer, fail=("g",))[0], timer=timer, forms=True)["f"]
     assert (record.status, sorted(record.rounds)) == ("ok", [0, 1, 2])
@@ -198,7 +198,7 @@ def test_the_host_time_of_an_eager_call_is_measured_once_where_a_call_does_not_w
 
 
 @pytest.mark.parametrize(("slow_s", "queues"), [(0.01, 9), (0.03, 2)])
-def test_host_time_is_the_median_of_queues_that_nobody_waits_for(slow_s, queues):
+def test_host_time_is_the_median_of_queued_calls(slow_s, queues):
     now, waits = 0.0, []
 
     def call():

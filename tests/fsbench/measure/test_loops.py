@@ -112,7 +112,7 @@ def test_idle_power():
 @pytest.mark.parametrize(
     ("counter", "reason"), [(lambda: None, "no counter"), (lambda: 5, "it did so 0 times")]
 )
-def test_a_counter_that_is_absent_or_stands_still_is_an_error(counter, reason):
+def test_an_absent_or_frozen_counter_is_an_error(counter, reason):
     machine = Machine()
     with pytest.raises(DeviceUnavailable, match=reason):
         run_loop(machine.queue, counter, 0.5, 0.0, machine.clock)

@@ -62,7 +62,7 @@ def test_spread_seed_is_splitmix64():
         (3, "cuda", 16, 80, True, 0),
     ],
 )
-def test_how_many_processes_compile_ahead(
+def test_the_number_of_compile_processes(
     sampler, monkeypatch, requested, device, cores, gigabytes, tunes, expected
 ):
     gpu = Gpu(0, "A GPU", "", int(gigabytes * 1e9), "")

@@ -148,7 +148,7 @@ def test_ranks_are_measured_and_must_agree(tmp_path):
 
 @needs_proc
 @pytest.mark.full
-def test_what_ranks_do_wrong_ends_their_cell_alone(tmp_path):
+def test_failures_of_ranks_end_only_their_cell(tmp_path):
     table = results(started(tmp_path, "dies", "dies_slowly", "raises", "sound"))
     output, rows = table.attrs["output"], table.set_index(["provider", "tp"])
     assert (rows.xs(1, level="tp").status == "ok").all(), output
@@ -167,7 +167,7 @@ def test_what_ranks_do_wrong_ends_their_cell_alone(tmp_path):
 
 
 @pytest.mark.full
-def test_a_rank_that_hangs_ends_its_cell_alone(tmp_path):
+def test_a_rank_that_hangs_ends_only_its_cell(tmp_path):
     """It is waited for, longer than a busy machine takes to start ranks."""
     table = results(started(tmp_path, "hangs", "sound", more=("--timeout", "60")))
     output, rows = table.attrs["output"], table.set_index(["provider", "tp"])

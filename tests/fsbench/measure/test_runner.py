@@ -199,7 +199,7 @@ def test_more_rounds_extend_a_run(sampler, run, log):
         ("cpu", True, True, False),
     ],
 )
-def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, requested, able, expected):
+def test_a_cell_records_whether_a_graph_is_replayed(sampler, device, requested, able, expected):
     plan = Plan([SMALL], [], graph=requested)
     entry = sampler("A", able={"graph_safe": able})
     cell = plan.cell(entry, Problem(1, 2, 3, device=device), "NVIDIA H200", "cupti", "cold")

@@ -85,7 +85,7 @@ def replay(clock, lines):
     assert not waiting
 
 
-def test_what_is_left_is_foretold_within_30_percent(clock):
+def test_the_time_left_is_estimated_within_30_percent(clock):
     reported = [(now, times.remaining.seconds) for now, times in replay(clock, RECORDED)]
     assert len(reported) == 6 and reported[-1][1] == 0
     for now, remaining in reported[:-1]:
@@ -102,7 +102,7 @@ def test_a_long_first_call_and_the_gate_are_not_expected_again(clock):
     assert times.remaining.seconds == 0
 
 
-def test_samplers_that_are_yet_to_come_are_taken_for_the_usual(clock):
+def test_samplers_that_have_not_run_are_expected_to_take_the_mean(clock):
     times, first, other = PhaseTimes(clock), cell(provider="a"), cell(provider="b")
     assert times.remaining is None
     for phase, seconds in (("gate", 8), ("timing", 2)):

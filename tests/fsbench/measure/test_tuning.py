@@ -212,7 +212,7 @@ def test_files_and_table(fsbench, plugin, tmp_path):
 
 
 @pytest.mark.full
-def test_a_bucket_without_a_choice_is_said_by_the_exit_code(fsbench, plugin):
+def test_a_bucket_without_a_choice_sets_the_exit_code(fsbench, plugin):
     code, out, _ = fsbench(*plugin(configs=1), "--batch", "4", "--limit", "1")
     assert code == 3 and "none" in out
 

@@ -42,7 +42,7 @@ def test_reductions_of_table_8_are_those_of_the_times_of_table_7():
     assert ((computed - both["reduction_pct"]).abs() <= rounding + both["sd_pct"]).all()
 
 
-def test_predictions_of_table_9_are_2b_over_d_and_below_what_was_measured():
+def test_predictions_of_table_9_are_2b_over_d_and_below_measurements():
     table = paper.table(9)
     exact = 100 * 2 * table["b"] / table["d"]
     assert (exact - table["predicted_pct"]).abs().max() <= 0.005 + 1e-9
@@ -67,7 +67,7 @@ def test_an_unknown_gpu_is_named():
         paper.speedups("h20")
 
 
-def test_samplers_that_stand_for_methods_exist():
+def test_samplers_of_the_papers_methods_exist():
     fused, baselines = paper.source()["fused"], paper.source()["baselines"]
     providers = {entry["provider"] for entry in (fused, *baselines.values())}
     assert len(providers) == 4 and providers <= set(discover())

@@ -60,7 +60,7 @@ NAMES = {
 @pytest.mark.parametrize(
     ("part", "name"), [(part, name) for part, names in NAMES.items() for name in names]
 )
-def test_a_kernels_name_says_what_it_is_for(part, name):
+def test_the_purpose_of_a_kernel_follows_from_its_name(part, name):
     assert part_of(name) is part
 
 
@@ -98,7 +98,7 @@ def test_a_fused_sampler_by_difference_to_the_form_with_least_in_it():
     assert split(record) == Split(103.0, -3.0, 0.0, "matmul")  # noise is not hidden
 
 
-def test_the_only_kernel_of_a_fused_sampler_is_no_matmul_whatever_its_name():
+def test_the_only_kernel_of_a_fused_sampler_is_no_matmul():
     record = CellRecord(cell(), {0: a_round(total=9.0, gemm=8.0, memset=1.0)})
     assert split(record) is None
     assert kernel_rows([record])["part"].tolist() == ["fused", "other"]
@@ -119,7 +119,7 @@ def test_a_fused_sampler_of_several_kernels_is_split_by_their_names():
         CellRecord(cell(), {0: a_round(total=9.0, flash_sampling=9.0)}),
     ],
 )
-def test_what_names_do_not_say_is_not_guessed(record):
+def test_unknown_kernels_are_not_split(record):
     assert split(record) is None
 
 

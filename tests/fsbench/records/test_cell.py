@@ -38,7 +38,7 @@ def test_columns_from_before_filters_and_penalties():
 
 
 @pytest.mark.parametrize("changes", [{"b": 0}, {"color": "red"}, {"dtype": "int3"}])
-def test_columns_that_are_no_cell(changes):
+def test_columns_of_no_cell_are_refused(changes):
     with pytest.raises((TypeError, ValueError)):
         cell(**changes)
     with pytest.raises(TypeError):

@@ -115,7 +115,7 @@ def test_peaks_are_table_3_of_the_paper():
     assert ops_per_byte == {"h100": 295, "h200": 206, "b200": 281, "b300": 281}
 
 
-def test_every_gpu_is_found_by_its_slug_alone():
+def test_every_gpu_is_found_by_its_slug_only():
     names = iomodel.gpus()
     for slug, gpu in names.items():
         assert [other.slug for other in names.values() if other.answers_to(slug)] == [slug]

@@ -92,7 +92,7 @@ def test_a_round_recorded_twice_is_noticed_in_lines_of_any_age(folder, has_own_c
         read_records(folder)
 
 
-def test_what_is_appended_to_older_lines_vouches_for_them(folder):
+def test_a_line_appended_to_older_lines_covers_them_by_its_checksum(folder):
     points = folder / "points.jsonl"
     points.write_text(without_checksums(folder))
     lines = Lines.open(points)
@@ -248,7 +248,7 @@ def test_a_file_that_others_move_or_change_is_noticed_at_the_next_line(tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "text", "unended", "endless"])
-def test_what_is_no_file_of_lines_is_refused_and_left_as_it_is(tmp_path, monkeypatch, kind):
+def test_other_files_are_refused_and_not_changed(tmp_path, monkeypatch, kind):
     path = tmp_path / "x"
     if kind == "fifo":
         os.mkfifo(path)

@@ -16,7 +16,7 @@ LEADERS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 @pytest.mark.parametrize("blank", ["", " ", "\t", "\n", "\r\n", "\u00a0", "\x0b", "\x00", "\ufeff"])
 @pytest.mark.parametrize("leader", LEADERS)
-def test_no_cell_of_csv_is_a_formula_whatever_stands_before_it(blank, leader):
+def test_no_cell_of_csv_is_a_formula(blank, leader):
     text = f"{blank}{leader}HYPERLINK(1)"
     written = as_csv(pd.DataFrame({"label": [text]}), index=False)
     (_, (cell,)) = csv.reader(io.StringIO(written, newline=""))

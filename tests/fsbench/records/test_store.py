@@ -57,7 +57,7 @@ events = st.lists(
 
 @given(events=events)
 @settings(max_examples=15)
-def test_what_is_appended_is_read_back(tmp_path_factory, events):
+def test_appended_lines_are_read_back(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("store") / "run"
     store = Store.create(folder, MACHINE)
     for one, (kind, value) in events:
@@ -80,7 +80,7 @@ def test_what_is_appended_is_read_back(tmp_path_factory, events):
     assert resumed.records == store.records
 
 
-def test_a_round_clears_what_kept_the_cell_from_being_measured(folder):
+def test_a_round_clears_an_earlier_status(folder):
     store = Store.resume(folder, MACHINE)
     store.append_round(OTHER, 0, Round([1.0]))
     store.close()
@@ -142,7 +142,7 @@ def test_a_run_killed_before_its_first_line_can_be_resumed_or_started_again(tmp_
         (tmp_path / "points.jsonl").unlink()
 
 
-def test_what_is_not_a_results_folder_is_named(tmp_path, folder):
+def test_paths_that_are_no_results_folder_are_named(tmp_path, folder):
     for read in (read_environment, read_records):
         with pytest.raises(ResultsError, match=r"is not a results folder: it has no"):
             read(tmp_path / "nowhere")
@@ -165,7 +165,7 @@ def _full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_while_appending_keeps_what_was_written(folder, monkeypatch):
+def test_a_full_disk_while_appending_keeps_earlier_lines(folder, monkeypatch):
     store = Store.resume(folder, MACHINE)
     monkeypatch.setattr(os, "fsync", _full)
     with pytest.raises(ResultsError, match=r"cannot write .*points\.jsonl: No space left on"):
@@ -228,7 +228,7 @@ def test_results_folders_are_found_by_points_or_by_csv(tmp_path, folder):
         results_folders([tmp_path / "empty"])
 
 
-def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
+def test_a_measurement_clears_its_earlier_lack(folder):
     store = Store.resume(folder, MACHINE)
     lines = len((folder / "points.jsonl").read_text().splitlines())
     for _ in range(2):  # said once only

@@ -61,7 +61,7 @@ def test_samples_of_all_rounds_are_pooled():
     assert values["peak_extra_bytes"] == 123_456_789
 
 
-def test_what_was_not_measured_is_empty():
+def test_missing_measurements_are_empty():
     result = row(CellRecord(cell(gpu="", device="cpu"), {0: Round([1.0, 2.0])}))
     names = ("busy_us", "sum_us", "n_kernels", "sm_mhz", "roofline_pct", "peak_extra_bytes")
     names += ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")

@@ -24,7 +24,7 @@ def normal_logits(B: int, V: int, sigma: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("T", [0.0, 0.3, 1.0, 1e3])
-def test_nearly_always_one_token_alone_is_acceptable(T, noise):
+def test_nearly_always_one_token_is_acceptable(T, noise):
     logits = normal_logits(300, 200, 3.0)
     expected = reference.expect(logits, counter(3), counter(4), T, noise)
     assert expected.accepts(expected.tokens).all()
@@ -32,7 +32,7 @@ def test_nearly_always_one_token_alone_is_acceptable(T, noise):
 
 
 @pytest.mark.parametrize("T", [1e-6, 1e-12, 1e-30])
-def test_a_cold_draw_has_the_largest_logit_alone(T):
+def test_a_cold_draw_accepts_only_the_largest_logit(T):
     logits = normal_logits(50, 200, 3.0)
     expected = reference.expect(logits, counter(3), counter(4), T, "group")
     assert expected.tokens.tolist() == logits.argmax(1).tolist()

@@ -77,7 +77,7 @@ def test_the_token_that_crosses_p_is_kept_and_one_always_is():
 
 
 @pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": 9}, {"top_p": 1.0}, {"min_p": 0.0}])
-def test_what_is_off_keeps_everything_but_forbidden_tokens(off):
+def test_a_filter_that_is_off_keeps_all_but_forbidden_tokens(off):
     assert kept([0.0, -INF, -80.0, 3.0], **off) == [0, 2, 3]
 
 
@@ -98,7 +98,7 @@ def test_p_at_round_numbers_is_reached():
     assert len(kept([0.0] * 2, top_p=0.5 + 2.0**-20)) == 2
 
 
-def test_the_order_decides_what_p_is_a_part_of():
+def test_top_p_depends_on_the_order_of_filters():
     row = probabilities(0.4, 0.3, 0.2, 0.1)
     # Of the three that top-k keeps, the first two have 0.78; of all, 0.7.
     assert kept(row, top_k=3, top_p=0.75) == [0, 1]
@@ -136,7 +136,7 @@ def test_rows_without_a_draw_keep_nothing():
     assert expected.tokens.tolist() == [-1] * 5 + [1]
 
 
-def test_bounds_enclose_what_rounding_of_the_logits_does():
+def test_bounds_enclose_the_effect_of_rounded_logits():
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(6, 60, generator=generator, dtype=torch.float64)
     error = 0.01
@@ -175,7 +175,7 @@ def test_the_expected_token_is_the_best_of_the_kept():
     assert expected.accepts(expected.tokens).all()
 
 
-def test_under_group_noise_the_draw_from_all_stands_if_it_is_kept():
+def test_under_group_noise_the_draw_from_all_tokens_is_taken_if_kept():
     rows = torch.randn(512, 50, generator=torch.Generator().manual_seed(2))
     seed, step = torch.tensor([5]), torch.tensor([9])
     truncation = reference.truncate(rows, top_k=10)

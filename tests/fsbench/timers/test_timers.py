@@ -164,7 +164,7 @@ def cupti(monkeypatch):
     return double
 
 
-def test_cupti_measures_the_step_and_not_what_comes_before(cupti):
+def test_cupti_measures_the_step_only(cupti):
     """Hundreds of times, also after a step that failed; and it is registered once."""
 
     def step(duration=300) -> None:
@@ -229,7 +229,7 @@ def test_cupti_that_cannot_start_is_unavailable_with_the_reason_or_the_command(c
 # Choosing a timer.
 
 
-def test_auto_is_resolved_by_the_device_alone():
+def test_auto_depends_on_the_device_only():
     assert timer_name("auto", "cuda") == timer_name("auto", "cuda:1") == "cupti"
     assert timer_name("auto", "cpu") == "cpu"
     assert timer_name("events", "cuda") == "events"
@@ -280,7 +280,7 @@ def test_before_runs_ahead_of_every_step(timer):
     assert len(measured.span_us) == 3
 
 
-def test_the_cpu_timer_times_the_step_alone(monkeypatch):
+def test_the_cpu_timer_times_the_step_only(monkeypatch):
     now = [5]
     monkeypatch.setattr(time, "perf_counter_ns", lambda: sum(now))
     measured = CpuTimer().measure(lambda: now.append(20_000), 3, lambda: now.append(100_000))

@@ -181,7 +181,7 @@ def test_a_crash_is_a_failed_check_and_the_others_still_run():
 @pytest.mark.parametrize(
     "error", [UnsupportedProblem("x"), ProviderUnavailable("x"), MemoryError("x")]
 )
-def test_what_says_nothing_about_the_sampler_is_raised(error):
+def test_errors_that_do_not_concern_the_sampler_are_raised(error):
     def refuse(logits, T, seed, offset):
         raise error
 

@@ -21,8 +21,10 @@ from fsbench.verify.statistics import surprisal_p_value
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def _on_problem(step: Step, dtype: str = "bf16", T: float = 0.7, law="normal:1", **able) -> Check:
-    problem = Problem(16, 64, 1000, dtype, T, "cpu", law)
+def _on_problem(
+    step: Step, dtype: str = "bf16", T: float = 0.7, distribution="normal:1", **able
+) -> Check:
+    problem = Problem(16, 64, 1000, dtype, T, "cpu", distribution)
     hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
     made = provider(step, **able)
     return check_on_problem(made, problem, made.build(problem, weight), hidden, weight)
@@ -48,19 +50,21 @@ def negative_ids_always(logits, T, seed, offset):
     return torch.full((len(logits),), -1)
 
 
-@pytest.mark.parametrize("law", ["normal:0", "normal:1", "normal:64", "zipf:2", "peaked:20"])
-@pytest.mark.parametrize("T", [0.3, 1.0, 10.0])
-def test_on_the_problem_honest_draws_pass_whatever_the_law(law, T):
-    for seed in range(5):
+@pytest.mark.parametrize(
+    "distribution", ["normal:0", "normal:1", "normal:64", "zipf:2", "peaked:20"]
+)
+@pytest.mark.parametrize("T", [0.3, 10.0])
+def test_on_the_problem_honest_draws_of_any_distribution_pass(distribution, T):
+    for seed in range(3):
         torch.manual_seed(seed)
-        assert _on_problem(honest, T=T, law=law).passed
+        assert _on_problem(honest, T=T, distribution=distribution).passed
 
 
 @pytest.mark.parametrize(
     "mistake",
     ["shifted by one", "greedy", "uniform", "always the same token", "noise sign flipped"],
 )
-def test_on_the_problem_draws_from_another_law_are_found(mistake):
+def test_on_the_problem_draws_from_another_distribution_are_found(mistake):
     torch.manual_seed(0)
     check = _on_problem(BIASED[mistake], T=0.5)
     assert not check.passed and check.p_value < ALPHA
@@ -91,7 +95,7 @@ def test_surprisal_p_values_are_never_too_small(scale):
     p_values = np.array(
         [
             surprisal_p_value(torch.multinomial(logp.exp(), 8, True, generator=generator).T, logp)
-            for _ in range(400)
+            for _ in range(200)
         ]
     )
     for x in (0.5, 0.1, 0.02):

@@ -45,7 +45,7 @@ def power_in_a_row(factor: float) -> float:
     return float((surprisal_p_values(drawn, LAW) * ROWS * 20 <= ALPHA).double().mean())
 
 
-def test_the_page_says_what_the_ci_tier_finds():
+def test_the_page_has_the_power_of_the_ci_tier():
     n = ROWS * STEPS
     fit = detectable_bias(len(pooled(n * LAW.sort(descending=True).values.numpy())) - 1, n)
     spread = float(((LAW * ROW**2).sum() - (LAW * ROW).sum() ** 2).sqrt())

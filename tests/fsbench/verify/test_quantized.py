@@ -17,6 +17,7 @@ from fsbench.kernels import scaled_matmul
 from fsbench.problem import QUANTIZED, Problem
 from fsbench.provider import Kind, Provider, QuantizedWeight
 from fsbench.verify import verify
+from fsbench.verify.battery import applicable_checks, make_subject
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -103,8 +104,11 @@ def test_a_sampler_of_the_weight_must_have_the_same_distribution(form):
 @pytest.mark.parametrize("form", QUANTIZED)
 def test_filters_are_not_checked_on_a_quantized_head(form):
     able = replace(contract().capabilities, filters=("top_k",))
-    checks = verify(replace(contract(), capabilities=able), Setting("cpu", "fp32", weights=form))
-    assert "truncation" not in {check.name for check in checks}
+    for weights in ("", form):
+        setting = Setting("cpu", "fp32", weights=weights, truncated=True)
+        subject = make_subject(replace(contract(), capabilities=able), setting, "gate")
+        names = {name for name, _ in applicable_checks(subject)}
+        assert ("truncation" in names) == (not weights)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

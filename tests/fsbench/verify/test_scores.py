@@ -111,7 +111,7 @@ def on_problem(provider: Provider, dtype: str = "fp32", B: int = 40):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_an_honest_score_passes_and_its_error_is_told(dtype):
+def test_an_honest_score_passes_and_its_error_is_reported(dtype):
     for check in (checked(scorer(), dtype), on_problem(scorer(), dtype, 300)):
         assert check.passed and "log-probabilities within" in check.detail, check
 

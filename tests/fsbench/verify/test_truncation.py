@@ -14,7 +14,7 @@ from fsbench.errors import UnsupportedProblem
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.problem import FILTER_ORDER, FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.verify import pathwise, verify
+from fsbench.verify import pathwise, truncation, verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -65,7 +65,8 @@ def made(keep=kept_of, noise=None, uniform=False, **able) -> Provider:
 
 
 @pytest.fixture(autouse=True)
-def few_draws(effort):
+def few_draws(effort, monkeypatch):
+    monkeypatch.setattr(truncation, "_SIZES", (64, 250))
     effort("ci", truncated_draws=2**11)
     effort("gate", truncated_draws=2**10, fit_draws=2**12)
 
@@ -100,7 +101,7 @@ def test_a_sampler_is_held_to_the_order_that_it_states(order):
     assert not wrong.passed and "top_p" in wrong.detail
 
 
-def test_ties_are_held_to_what_is_stated():
+def test_ties_are_checked_as_declared():
     def keep(logits, problem):
         return kept_of(logits, problem, keeps_ties=True)
 
@@ -176,7 +177,7 @@ def test_the_gate_asks_about_filters_only_where_they_are_on():
 
 
 @pytest.mark.parametrize("noise", [None, "token"])
-def test_what_is_timed_is_checked_with_its_penalties(noise):
+def test_a_timed_launch_is_checked_with_its_penalties(noise):
     problem = Problem(8, 32, 400, "fp32", 1.0, "cpu", top_k=2, repetition_penalty=9.0, history=900)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     honest = made(noise=noise)
@@ -190,7 +191,7 @@ def test_what_is_timed_is_checked_with_its_penalties(noise):
 
 
 @pytest.mark.parametrize("noise", [None, "token"])
-def test_what_is_timed_is_checked_on_its_problem(noise):
+def test_a_timed_launch_is_checked_with_its_filters(noise):
     problem = Problem(8, 32, 400, "fp32", 1.0, "cpu", top_k=5, top_p=0.9, mixed=True)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     honest = made(noise=noise)

@@ -1,4 +1,4 @@
-"""What flash_sample refuses: every argument, by type, dtype, shape, device, layout and range."""
+"""Bad arguments of flash_sample: each by type, dtype, shape, device, layout and range."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def instead(name: str, value: object) -> dict[str, object]:
     if not name.startswith("out."):
         return {name: value}
     field = name.removeprefix("out.")
-    asked = {f"return_{field}": True} if field.startswith("log") else {}
-    return {"out": out(**{field: value}), **asked}
+    request = {f"return_{field}": True} if field.startswith("log") else {}
+    return {"out": out(**{field: value}), **request}
 
 
 def bad_tensors() -> Iterator[tuple[dict[str, object], type, str]]:
     """Every tensor of another type, dtype, shape, layout or device."""
     for name, fits in TENSORS.items():
         strided = torch.stack([fits, fits], -1)[..., 0]
-        empty = fits[:, :0] if name == "hidden" else fits[:0]  # no rows of hidden are none to draw
-        for wrong, error, said in (
+        empty = fits[:, :0] if name == "hidden" else fits[:0]  # B may be 0
+        for wrong, error, message in (
             ("1", TYPE, r"expected a (number or a )?tensor; got str"),
             (fits.to(torch.complex64), TYPE, r"expected dtype .*; got torch.complex64"),
             (fits[None], VALUE, r"expected (shape|a non-empty matrix).*; got \[1, 4|\[1, 100"),
@@ -71,7 +71,7 @@ def bad_tensors() -> Iterator[tuple[dict[str, object], type, str]]:
             (strided, VALUE, r"expected it contiguous; got strides"),
             (fits.to("meta"), VALUE, r"expected it on c.*; got meta"),
         ):
-            yield instead(name, wrong), error, f"{name}: {said}"
+            yield instead(name, wrong), error, f"{name}: {message}"
 
 
 # (arguments that replace good ones, error, what the message says: name, expected, got)

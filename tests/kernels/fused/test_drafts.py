@@ -73,9 +73,9 @@ def decode_speculatively(trials: int, k: int, noise: str) -> Tensor:
 
 
 @pytest.mark.parametrize("noise", ["token", "group"])
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 4])
 def test_speculation_changes_no_token(k, noise):
-    assert torch.equal(decode_speculatively(2000, k, noise), decode(2000, noise))
+    assert torch.equal(decode_speculatively(1000, k, noise), decode(1000, noise))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -132,11 +132,11 @@ def test_the_path_through_a_tree(drawn, drafts, nodes, dtype):
     sampled = torch.tensor([drawn, drawn])
     shared = torch.tensor(PARENTS, dtype=dtype)
     for parents in (shared, shared.expand(2, -1).contiguous()):
-        found = verify_drafts(sampled, torch.tensor([drafts, drafts], dtype=dtype), parents)
+        verified = verify_drafts(sampled, torch.tensor([drafts, drafts], dtype=dtype), parents)
         behind = [-1] * (8 - len(nodes))
-        assert found.nodes.tolist() == [[*nodes, *behind]] * 2
-        assert found.num_accepted.tolist() == [len(nodes) - 1] * 2
-        assert found.tokens.tolist() == [[*(drawn[node] for node in nodes), *behind]] * 2
+        assert verified.nodes.tolist() == [[*nodes, *behind]] * 2
+        assert verified.num_accepted.tolist() == [len(nodes) - 1] * 2
+        assert verified.tokens.tolist() == [[*(drawn[node] for node in nodes), *behind]] * 2
 
 
 def test_a_long_chain_is_a_tree():
@@ -144,7 +144,7 @@ def test_a_long_chain_is_a_tree():
     for row in range(9):
         drafts[row, row] = 99
     sampled = torch.arange(10).expand(10, 10).contiguous()
-    chain, tree = (verify_drafts(sampled, drafts, of) for of in (None, torch.arange(9)))
+    chain, tree = (verify_drafts(sampled, drafts, parents) for parents in (None, torch.arange(9)))
     assert chain.num_accepted.tolist() == list(range(10))
     for one, other in zip(chain, tree, strict=True):
         assert torch.equal(one, other)
@@ -163,9 +163,9 @@ def test_what_no_draw_can_confirm_is_flagged():
         assert tree.tokens[0].tolist() == chain.tokens[0].tolist()
 
 
-@pytest.mark.parametrize("k", [0, 1, 3, 7, 8])
+@pytest.mark.parametrize("k", [0, 3, 8])
 @pytest.mark.parametrize("vocab_size", [None, 3])
-def test_the_kernel_finds_what_torch_finds(k, vocab_size):
+def test_the_kernel_returns_what_torch_returns(k, vocab_size):
     """Few tokens, so that many drafts are right and siblings equal; some of no use."""
     B = 64
     generator = torch.Generator().manual_seed(k)
@@ -174,11 +174,11 @@ def test_the_kernel_finds_what_torch_finds(k, vocab_size):
     of_rows = torch.randint(-1, k + 2, (B, k), generator=generator)
     early = torch.arange(k) // 2  # a tree of two branches at each node
     for parents in (None, early, of_rows, early.expand(B, -1).int().contiguous()):
-        found = verified_by_kernel(sampled, drafts, parents, vocab_size)
-        wanted = verified_by_torch(sampled, drafts, parents, vocab_size)
-        for one, other in zip(found, wanted, strict=True):
+        by_kernel = verified_by_kernel(sampled, drafts, parents, vocab_size)
+        by_torch = verified_by_torch(sampled, drafts, parents, vocab_size)
+        for one, other in zip(by_kernel, by_torch, strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other)
-        assert k < 3 or 0 < wanted.num_accepted.float().mean() < k
+        assert k < 3 or 0 < by_torch.num_accepted.float().mean() < k
 
 
 def test_noise_of_a_step():

@@ -1,4 +1,4 @@
-"""The Hopper kernel on a GPU: the same tokens as the portable kernel's, whatever is asked for."""
+"""The Hopper kernel on a GPU: bitwise the results of the portable kernel, with all options."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SEED = 2**40 + 77
 
 
 def options(names: str, B: int, V: int) -> dict[str, Any]:
-    """The arguments of some options, by name."""
+    """Return the arguments of options that are named in a string."""
     generator = torch.Generator("cuda").manual_seed(V)
     row = torch.arange(B, device="cuda")
-    known: dict[str, dict[str, Any]] = {
+    values: dict[str, dict[str, Any]] = {
         "plain": {},
         "greedy": {"temperature": 0.0},
         "T": {"temperature": (row % 4) / 2.0},
@@ -52,35 +52,27 @@ def options(names: str, B: int, V: int) -> dict[str, Any]:
         "n4": {"num_samples": 4},
         "n6": {"num_samples": 6},
     }
-    return {key: value for name in names.split() for key, value in known[name].items()}
+    return {key: value for name in names.split() for key, value in values[name].items()}
 
 
-def poisoned(B: int, given: dict[str, Any]) -> Sample:
-    """Where results go, full of what no sampler returns."""
-    n = given.get("num_samples", 1)
-    shape = (B,) if n == 1 else (B, n)
-    return Sample(
-        torch.full(shape, -777, device="cuda"),
-        torch.ones(B, dtype=torch.bool, device="cuda"),
-        torch.full(shape, 777.0, device="cuda") if given.get("return_logprob") else None,
-        torch.full((B,), 777.0, device="cuda") if given.get("return_logz") else None,
+def draw(hidden, weight, kernel: str, **arguments) -> Sample:
+    return flash_sample(hidden, weight, kernel=kernel, **{"seed": counter(SEED), **arguments})
+
+
+def assert_equal(hidden, weight, **arguments) -> None:
+    """Check that all fields have the bits of the portable kernel's; outputs are poisoned before."""
+    expected = draw(hidden, weight, "portable", **{**arguments, "config": None})
+    out = Sample(
+        expected.tokens * 0 - 777,
+        ~expected.valid,
+        *[None if x is None else torch.full_like(x, 777) for x in expected[2:]],
     )
-
-
-def draw(hidden, weight, kernel: str, **given) -> Sample:
-    given = {"seed": counter(SEED), **given}
-    return flash_sample(hidden, weight, kernel=kernel, out=poisoned(len(hidden), given), **given)
-
-
-def assert_equal(hidden, weight, **given) -> None:
-    """Tokens and log-probabilities, to the bit."""
-    ours = draw(hidden, weight, "hopper", **given)
-    theirs = draw(hidden, weight, "portable", **given)
-    assert torch.equal(ours.tokens, theirs.tokens)
-    assert torch.equal(ours.valid, theirs.valid)
-    for a, b in ((ours.logprob, theirs.logprob), (ours.logz, theirs.logz)):
-        if a is not None:
-            assert same_bits(a, b)
+    draw(hidden, weight, "hopper", **arguments, out=out)
+    for field, expected_field in zip(out, expected, strict=True):
+        if field is not None and field.is_floating_point():
+            assert same_bits(field, expected_field)
+        else:
+            assert field is expected_field is None or torch.equal(field, expected_field)
 
 
 SHAPES = [(5003, 72), (33793, 1152), (129, 2880), (1, 64), (2, 5120), (50257, 4096), (151936, 64)]
@@ -175,8 +167,8 @@ def test_bad_rows_are_invalid_and_alone():
         assert torch.equal(sample.tokens, torch.where(bad, -1, clean.tokens))
         assert torch.equal(sample.logprob[~bad], clean.logprob[~bad])
         assert sample.logprob[bad].isnan().all()
-        again = draw(hidden, weight, "hopper")  # the workspace is at rest
-        assert torch.equal(again.tokens, sample.tokens)
+        repeated = draw(hidden, weight, "hopper")  # the workspace was reset
+        assert torch.equal(repeated.tokens, sample.tokens)
 
 
 CONFIGS = [
@@ -203,25 +195,10 @@ def test_every_config_draws_the_same_tokens(config):
     for V, D in ((40961, 512), (777, 2048)):
         hidden, weight = problem(256, V, D)
         for B in (7, 33, 65, 97, 130, 200, 256):
-            part = hidden[:B].contiguous()
-            given = {"seed": counter(SEED), "return_logprob": True}
-            sample = flash_sample(part, weight, config=config, **given)
-            same = draw(part, weight, "portable", return_logprob=True)
-            assert torch.equal(sample.tokens, same.tokens)
-            assert same_bits(sample.logprob, same.logprob)
+            assert_equal(hidden[:B].contiguous(), weight, config=config, return_logprob=True)
 
 
 SPLIT = HopperConfig(1, 128, 128, 4, False, split=True)
-
-
-def assert_config_is_equal(hidden, weight, config, **given) -> None:
-    """All that a call returns is to the bit the portable kernel's."""
-    given = {"seed": counter(SEED), **given}
-    ours = flash_sample(hidden, weight, config=config, **given)
-    theirs = flash_sample(hidden, weight, kernel="portable", **given)
-    assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.valid, theirs.valid)
-    for one, other in zip(ours[2:], theirs[2:], strict=True):
-        assert (one is None and other is None) or same_bits(one, other)
 
 
 @pytest.mark.parametrize("config", [PAIRED, replace(PAIRED, contiguous=True)], ids=str)
@@ -234,21 +211,26 @@ def test_paired_blocks_have_the_bits_of_the_portable_kernel(config, names):
         whole, weight = problem(700, V, D)
         for B in (65, 200, 256, 257, 300, 320, 321, 600, 700):
             hidden = whole[:B].contiguous()
-            assert_config_is_equal(hidden, weight, config, **options(names, B, V))
+            assert_equal(hidden, weight, config=config, **options(names, B, V))
 
 
 def test_paired_blocks_take_what_is_counted_and_stored():
     hidden, weight = problem(320, 40_961, 256)
-    given = {"return_rank": True, "return_top": 5, "return_entropy": True, "return_logprob": True}
-    assert_config_is_equal(hidden, weight, PAIRED, **given)
+    arguments = {
+        "return_rank": True,
+        "return_top": 5,
+        "return_entropy": True,
+        "return_logprob": True,
+    }
+    assert_equal(hidden, weight, config=PAIRED, **arguments)
     targets = torch.randint(0, 40_961, (320, 2), device="cuda")
-    ours, theirs = (
-        score(hidden, weight, targets, return_entropy=True, return_rank=True, **own)
-        for own in ({"config": PAIRED}, {"kernel": "portable"})
+    drawn, expected = (
+        score(hidden, weight, targets, return_entropy=True, return_rank=True, **kernel_or_config)
+        for kernel_or_config in ({"config": PAIRED}, {"kernel": "portable"})
     )
-    assert torch.equal(ours.rank, theirs.rank) and torch.equal(ours.valid, theirs.valid)
+    assert torch.equal(drawn.rank, expected.rank) and torch.equal(drawn.valid, expected.valid)
     for name in ("logprob", "logz", "entropy"):
-        assert same_bits(getattr(ours, name), getattr(theirs, name))
+        assert same_bits(getattr(drawn, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("D", [64, 72, 1152, 4096])
@@ -258,18 +240,18 @@ def test_split_blocks_have_the_bits_of_whole_ones(D):
         whole, weight = problem(64, V, D)
         for B in (1, 9, 17, 33, 48, 64):
             hidden = whole[:B].contiguous()
-            assert_config_is_equal(hidden, weight, SPLIT, return_logprob=True, return_logz=True)
+            assert_equal(hidden, weight, config=SPLIT, return_logprob=True, return_logz=True)
 
 
 @pytest.mark.parametrize("sizes", [(64, 9), (256, 2)])
 def test_blocks_are_split_at_steps_of_any_size(sizes):
     hidden, weight = problem(64, 19_000, 1152)
     config = HopperConfig(1, 128, *sizes, False, split=True)
-    assert_config_is_equal(hidden, weight, config, return_logz=True)
+    assert_equal(hidden, weight, config=config, return_logz=True)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"temperature": 0.0, "return_logprob": True},
         {"num_samples": 6},
@@ -278,11 +260,11 @@ def test_blocks_are_split_at_steps_of_any_size(sizes):
         {"names": EVERYTHING},
     ],
 )
-def test_a_split_takes_options(given):
+def test_a_split_takes_options(arguments):
     hidden, weight = problem(48, 19_000, 1152)
-    if "names" in given:
-        given = options(given["names"], 48, 19_000)
-    assert_config_is_equal(hidden, weight, SPLIT, **given)
+    if "names" in arguments:
+        arguments = options(arguments["names"], 48, 19_000)
+    assert_equal(hidden, weight, config=SPLIT, **arguments)
 
 
 def test_the_choice_splits_the_blocks_of_small_heads():
@@ -339,22 +321,15 @@ def test_ten_thousand_replays_in_a_row(B):
     assert expected.accepts(tokens).all()
     probability = torch.softmax(logits, 1).sum(0)
     likely = probability > 0.005
-    wanted = 10_000 * probability[likely]
-    assert ((seen[likely] - wanted).abs() < 6 * wanted.sqrt()).all()
+    expected_counts = 10_000 * probability[likely]
+    assert ((seen[likely] - expected_counts).abs() < 6 * expected_counts.sqrt()).all()
 
 
 @pytest.mark.parametrize("names", ["plain", "T seeds mask logprob", "n4 bias", "T cap logz n2"])
 @pytest.mark.parametrize("B", [5, 130])
 def test_token_noise_draws_the_portable_tokens(B, names):
     hidden, weight = problem(B, 3000, 256)
-    given = {**options(names, B, 3000), "noise": "token"}
-    given.setdefault("seed", counter(SEED))
-    drawn, same = (
-        flash_sample(hidden, weight, kernel=kernel, **given) for kernel in ("hopper", "portable")
-    )
-    assert torch.equal(drawn.tokens, same.tokens) and drawn.valid.sum() > 0
-    for one, other in zip(drawn[2:], same[2:], strict=True):
-        assert (one is None and other is None) or same_bits(one, other)
+    assert_equal(hidden, weight, **options(names, B, 3000), noise="token")
 
 
 def test_the_choice_is_visible_and_can_be_forced():

@@ -1,4 +1,4 @@
-"""flash_sample: what does not change its results, and what it returns."""
+"""flash_sample: its results do not depend on tiles, neighbors or the kind of call."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from flash_sample_cases import (
 from fsbench import inputs
 from fsbench.kernels import Sample, flash_sample
 from fsbench.kernels.fused import launch as launching
+from fsbench.kernels.launch.request import checked_request, raw_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 interpreted = pytest.mark.interpreter
-SAID = {"return_logprob": True, "return_logz": True}
+SCORES = {"return_logprob": True, "return_logz": True}
 
 
 def test_without_triton_cpu_tensors_are_sampled_all_the_same(tmp_path):
@@ -50,7 +51,7 @@ def test_without_triton_cpu_tensors_are_sampled_all_the_same(tmp_path):
 
 def test_log_probabilities_of_a_temperature_that_counts_as_zero_are_those_of_one():
     hidden, weight = problem(2, 50, 16, torch.bfloat16)
-    call = {"hidden": hidden, "weight": weight, "seed": SEED, **SAID}
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, **SCORES}
     cold, greedy = (flash_sample(**call, temperature=T) for T in (1e-40, 0.0))
     assert torch.equal(cold.logprob, greedy.logprob)
     assert torch.equal(cold.logz, greedy.logz)
@@ -75,17 +76,9 @@ def test_the_choice_of_tiles_depends_on_biases_masks_and_sums(monkeypatch):
 
 @interpreted
 @pytest.mark.parametrize("noise", NOISE)
-def test_the_first_sample_is_that_of_a_call_for_one(noise):
-    call = {**stored(normal_logits(4, 128)), "noise": noise, "seed": SEED, "config": TILES}
-    many = flash_sample(**call, num_samples=5).tokens
-    assert many[:, 0].tolist() == flash_sample(**call).tokens.tolist()
-
-
-@interpreted
-@pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize(
     ("seed", "offset"),
-    [(-1, 2**32 - 1), (2**63 - 1, 0), (-(2**63), 2**32 + 1), (0x0123456789ABCDEF, -1)],
+    [(2**63 - 1, 2**32 - 1), (-(2**63), 2**32 + 1), (0x0123456789ABCDEF, -1)],
 )
 def test_all_bits_of_seed_and_the_low_half_of_offset_count(seed, offset, noise):
     call = {**stored(normal_logits(9, 100)), "noise": noise, "temperature": 5.0, "config": TILES}
@@ -121,7 +114,7 @@ def test_results_do_not_depend_on_the_tiles(noise):
         "temperature": torch.linspace(0, 2, 17),
         "offset": counter(*range(17)),
         "mask": packed(normal_logits(17, 300) > 0),
-        **SAID,
+        **SCORES,
     }
     first = check(**call, config=TILES)
     for config in OTHER_TILES[noise]:
@@ -132,11 +125,10 @@ def test_results_do_not_depend_on_the_tiles(noise):
 
 
 @interpreted
-@pytest.mark.parametrize("shift", [0.0, -300.0])
-def test_log_z_depends_on_the_logits_alone(shift):
-    """Not on the noise, the tiles, the row's number or its neighbors, nor on greedy companions."""
-    logits = normal_logits(4, 400, sigma=12.0) + shift
-    T = torch.tensor([1.0, 1e-6, 50.0, 1.0])
+def test_log_z_depends_on_the_logits_alone():
+    """Not on the noise, the tiles, the row's number, its neighbors, or greedy rows."""
+    logits = normal_logits(3, 200, sigma=12.0) - 300.0
+    T = torch.tensor([1.0, 1e-6, 50.0])
     whole = flash_sample(**stored(logits), seed=SEED, temperature=T, return_logz=True).logz
     assert whole.isfinite().all()
     for noise, config in product(NOISE, (TILES, replace(TILES, block_v=256, slice=16))):
@@ -145,21 +137,20 @@ def test_log_z_depends_on_the_logits_alone(shift):
             alone = flash_sample(**stored(logits[[row]]), **call, temperature=float(T[row]))
             assert same_bits(alone.logz, whole[[row]]), (row, noise, config)
         greedy = flash_sample(**stored(logits), **call, temperature=0.0)
-        assert same_bits(greedy.logz[[0, 3]], whole[[0, 3]])
+        assert same_bits(greedy.logz[[0]], whole[[0]])
 
 
 @interpreted
-@pytest.mark.parametrize("num_samples", [1, 2])
-def test_out_is_written_and_returned(num_samples):
+def test_out_is_written_and_returned():
     hidden, weight = problem(3, 100, 24)
-    call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES, **SAID}
-    call |= {"num_samples": num_samples, "return_entropy": True}
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES, **SCORES}
+    call |= {"num_samples": 2, "return_entropy": True}
     call |= {"return_rank": True, "return_top": 3}
     fresh = flash_sample(**call)
-    given = Sample(*(torch.empty_like(field) for field in fresh))
-    assert flash_sample(**call, out=given) is given
-    assert all(torch.equal(*pair) for pair in zip(given, fresh, strict=True))
-    assert fresh.tokens.shape == ((3,) if num_samples == 1 else (3, 2))
+    out = Sample(*(torch.empty_like(field) for field in fresh))
+    assert flash_sample(**call, out=out) is out
+    assert all(torch.equal(*pair) for pair in zip(out, fresh, strict=True))
+    assert fresh.tokens.shape == (3, 2)
 
 
 @interpreted
@@ -177,3 +168,17 @@ def test_what_is_returned_by_default_and_that_operands_are_left_as_they_were():
         for noise in NOISE
     }
     assert sample.tokens.tolist() == drawn["group"] != drawn["token"]
+
+
+def test_converting_a_weight_in_parts_gives_the_logits_of_converting_it_at_once():
+    D, V = 2048, 1300  # more entries than are converted at once, and a shorter last part
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(2, D, generator=generator).bfloat16()
+    weight = torch.nn.Parameter(torch.randn(V, D, generator=generator).bfloat16())
+    seed = torch.zeros(1, dtype=torch.int64)
+    request = checked_request(
+        hidden, weight, seed=seed, offset=None, temperature=1.0, soft_cap=None, bias=None,
+        mask=None, vocab_size=None, noise="token",
+    )  # fmt: skip
+    expected = hidden.double() @ weight.detach().double().T
+    torch.testing.assert_close(raw_logits(request), expected.float(), rtol=1e-5, atol=1e-4)

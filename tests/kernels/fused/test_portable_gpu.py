@@ -95,8 +95,8 @@ def test_all_options_at_once(kernel, B, num_samples, noise):
     logits = reference.processed_logits(
         hidden.double() @ weight[:V].double().T, soft_cap=5.0, bias=bias, mask=allowed
     )
-    wanted = [B < 3 or number != 1 for number in range(B)]
-    assert sample.valid.tolist() == wanted
+    expected_valid = [B < 3 or number != 1 for number in range(B)]
+    assert sample.valid.tolist() == expected_valid
     logz = reference.log_partition(logits, temperature)
     torch.testing.assert_close(
         sample.logz.double(), torch.where(sample.valid, logz, torch.nan),
@@ -164,9 +164,9 @@ def test_torch_compile_captures_the_operator():
         return sample.tokens + 1, sample.logprob
 
     tokens, logprob = torch.compile(step, fullgraph=True)(hidden)
-    wanted, wanted_logprob = step(hidden)
-    assert torch.equal(tokens, wanted)
-    torch.testing.assert_close(logprob, wanted_logprob)
+    expected_tokens, expected_logprob = step(hidden)
+    assert torch.equal(tokens, expected_tokens)
+    torch.testing.assert_close(logprob, expected_logprob)
 
 
 def test_a_weight_of_more_than_2_to_31_elements():

@@ -20,21 +20,21 @@ pytestmark = [
 
 @triton.jit
 def converting_kernel(numbers_ptr, out_ptr, N: tl.constexpr):
-    at = tl.arange(0, N)
-    tl.store(out_ptr + at, converted(tl.load(numbers_ptr + at), out_ptr.dtype.element_ty))
+    index = tl.arange(0, N)
+    tl.store(out_ptr + index, converted(tl.load(numbers_ptr + index), out_ptr.dtype.element_ty))
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_byte_becomes_the_number_that_it_is(dtype, weight_dtype):
     every = torch.arange(256, device="cuda", dtype=torch.uint8).view(weight_dtype)
-    found = torch.empty(256, device="cuda", dtype=dtype)
-    converting_kernel[(1,)](numbers_ptr=every, out_ptr=found, N=256)
-    wanted = every.float()
-    nan = wanted.isnan()
+    drawn = torch.empty(256, device="cuda", dtype=dtype)
+    converting_kernel[(1,)](numbers_ptr=every, out_ptr=drawn, N=256)
+    expected = every.float()
+    nan = expected.isnan()
     assert nan.sum() == (0 if weight_dtype == torch.int8 else 2)
-    assert found.isnan().equal(nan) and found[~nan].float().equal(wanted[~nan])
-    assert found[~nan].signbit().equal(wanted[~nan].signbit())
+    assert drawn.isnan().equal(nan) and drawn[~nan].float().equal(expected[~nan])
+    assert drawn[~nan].signbit().equal(expected[~nan].signbit())
 
 
 def kernels(B: int, D: int) -> list[str]:
@@ -69,14 +69,14 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
 ):
     hidden, head, exact = pair(B, 1000, D, dtype, weight_dtype)
     options = {"seed": counter(D), "return_logprob": True, "return_logz": True}
-    wanted = flash_sample(hidden, exact, **options)
-    again = score(hidden, exact, wanted.tokens, return_rank=True)
+    expected = flash_sample(hidden, exact, **options)
+    scored_exact = score(hidden, exact, expected.tokens, return_rank=True)
     for kernel in kernels(B, D):
-        found = flash_sample(hidden, head, kernel=kernel, **options)
-        assert found.valid.all() and found.tokens.equal(wanted.tokens)
-        assert same_bits(found.logprob, wanted.logprob) and same_bits(found.logz, wanted.logz)
-        scored = score(hidden, head, found.tokens, kernel=kernel, return_rank=True)
-        assert same_bits(scored.logprob, found.logprob) and scored.rank.equal(again.rank)
+        drawn = flash_sample(hidden, head, kernel=kernel, **options)
+        assert drawn.valid.all() and drawn.tokens.equal(expected.tokens)
+        assert same_bits(drawn.logprob, expected.logprob) and same_bits(drawn.logz, expected.logz)
+        scored = score(hidden, head, drawn.tokens, kernel=kernel, return_rank=True)
+        assert same_bits(scored.logprob, drawn.logprob) and scored.rank.equal(scored_exact.rank)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -84,11 +84,11 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
 def test_programs_that_walk_over_many_tiles_keep_the_bits(B, weight_dtype):
     hidden, head, exact = pair(B, 100_000, 2048, torch.bfloat16, weight_dtype)
     for step in range(8):
-        wanted = flash_sample(hidden, exact, seed=counter(step), return_logz=True)
+        expected = flash_sample(hidden, exact, seed=counter(step), return_logz=True)
         for kernel in kernels(B, 2048):
             options = {"kernel": kernel, "seed": counter(step), "return_logz": True}
-            found = flash_sample(hidden, head, **options)
-            assert found.tokens.equal(wanted.tokens) and same_bits(found.logz, wanted.logz)
+            drawn = flash_sample(hidden, head, **options)
+            assert drawn.tokens.equal(expected.tokens) and same_bits(drawn.logz, expected.logz)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -111,11 +111,11 @@ def test_options_change_both_kernels_alike(B, weight_dtype):
     largest = {"seed": counter(2), "return_top": 3, "return_rank": True, "vocab_size": V - 300}
     greedy = {"seed": counter(3), "temperature": 0.0}
     for options in (everything, several, largest, greedy):
-        wanted = flash_sample(hidden, exact, kernel="portable", **options)
+        expected = flash_sample(hidden, exact, kernel="portable", **options)
         for kernel in kernels(B, 1088):
-            found = flash_sample(hidden, head, kernel=kernel, **options)
-            for name, field in wanted._asdict().items():
-                other = getattr(found, name)
+            drawn = flash_sample(hidden, head, kernel=kernel, **options)
+            for name, field in expected._asdict().items():
+                other = getattr(drawn, name)
                 if field is None or not field.is_floating_point():
                     assert other is field is None or other.equal(field), (kernel, name)
                 else:

@@ -1,4 +1,4 @@
-"""Launches past Triton's launcher: the C function gets what Triton would have given it."""
+"""Direct launches: the C function gets the arguments that Triton would pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def descriptor(address: int) -> SimpleNamespace:
 
 
 class Driver:
-    """Stands in for triton.backends.nvidia.driver; notes what reaches the C function."""
+    """A double of triton.backends.nvidia.driver that records the arguments of the C function."""
 
     _BASE_ARGS_FORMAT = "iiiKKppOOOOOO"
 
@@ -69,9 +69,10 @@ class Compiled:
 
 @pytest.fixture
 def driver(monkeypatch):
-    found = Driver()
+    double = Driver()
     active = SimpleNamespace(
-        get_current_device=lambda: 2, get_current_stream=lambda device: found.stream * (device == 2)
+        get_current_device=lambda: 2,
+        get_current_stream=lambda device: double.stream * (device == 2),
     )
     hooks = SimpleNamespace(
         launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[])
@@ -80,13 +81,13 @@ def driver(monkeypatch):
         runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
         knobs=SimpleNamespace(runtime=hooks),
     )
-    found.hooks = hooks
+    double.hooks = hooks
     monkeypatch.setattr(module, "triton", triton)
-    monkeypatch.setattr(module, "import_module", lambda name: found)
-    return found
+    monkeypatch.setattr(module, "import_module", lambda name: double)
+    return double
 
 
-def test_what_moves_is_put_among_what_stays(driver):
+def test_moving_arguments_are_inserted_among_the_constant_ones(driver):
     compiled = Compiled(Launcher(driver, 0))
     launch = direct_launch(compiled, (7,), [None, "fixed", None, 3], [2, 0])
     launch([0.5, 1024])
@@ -110,7 +111,7 @@ def test_descriptors_are_laid_out_and_encoded_once(driver):
     assert driver.launched[3] == [*BEFORE, "hidden at 48", 8, 64, *of_weight]
 
 
-def test_what_is_kept_of_descriptors_does_not_grow_without_end(driver, monkeypatch):
+def test_the_cache_of_descriptors_is_bounded(driver, monkeypatch):
     monkeypatch.setattr(module, "MAX_KEYS", 2)
     launch = direct_launch(Compiled(Launcher(driver, 1)), (7,), [descriptor(0)], [0])
     for address in (16, 32, 48, 16):

@@ -1,4 +1,4 @@
-"""Every launch says whether products and sums are fused: no version of Triton decides it."""
+"""Every launch sets enable_fp_fusion, so no default of a version of Triton decides it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def launches(source: str) -> list[ast.Call]:
 
 def test_every_launch_names_it():
     files = sorted(chain((ROOT / "kernels").rglob("*.py"), (ROOT / "baselines").rglob("*.py")))
-    found = {
+    keywords = {
         f"{file.relative_to(ROOT)}:{call.lineno}": [keyword.arg for keyword in call.keywords]
         for file in files
         for call in launches(file.read_text(encoding="utf-8"))
     }
-    assert len(found) == 2, f"expected bind_and_launch and weight_stream; got {sorted(found)}"
-    assert all("enable_fp_fusion" in names for names in found.values()), found
+    assert len(keywords) == 2, f"expected bind_and_launch and weight_stream; got {sorted(keywords)}"
+    assert all("enable_fp_fusion" in names for names in keywords.values()), keywords
 
 
 def test_a_launch_that_lacks_it_is_seen():
@@ -54,10 +54,10 @@ def test_it_reaches_the_kernel_and_what_the_kernel_returns_comes_back():
 
 
 def bound() -> Requirement:
-    """What the project requires of Triton."""
+    """Return the requirement on Triton in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    [found] = [name for name in project["dependencies"] if name.startswith("triton")]
-    return Requirement(found)
+    [requirement] = [name for name in project["dependencies"] if name.startswith("triton")]
+    return Requirement(requirement)
 
 
 def test_triton_is_bounded_by_the_versions_whose_defaults_are_known():

@@ -1,9 +1,8 @@
-"""The launch cache: what its keys have, what is passed on, and that nothing is kept alive."""
+"""The launch cache: its keys, the arguments of later launches, and what it keeps alive."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +18,6 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import (
-    Sample,
     flash_sample,
     prepare_head,
     quantize_head,
@@ -40,9 +38,9 @@ interpreted = pytest.mark.interpreter
 
 @pytest.fixture
 def empty_cache(monkeypatch) -> dict:
-    found: dict = {}
-    monkeypatch.setattr(launch_cache, "LAUNCHES", found)
-    return found
+    cache: dict = {}
+    monkeypatch.setattr(launch_cache, "LAUNCHES", cache)
+    return cache
 
 
 def test_greedy_temperatures_are_those_of_the_kernels_and_of_the_reference():
@@ -50,7 +48,7 @@ def test_greedy_temperatures_are_those_of_the_kernels_and_of_the_reference():
 
 
 class Kernel:
-    """Stands in for a compiled kernel; notes each way in which it is launched."""
+    """A double of a compiled kernel that records its launches."""
 
     arg_names = ("first", "fixed", "second", "third")
     packed_metadata = ()
@@ -77,7 +75,7 @@ def launch() -> Launch:
 WORDS = torch.zeros(32, dtype=torch.int64)
 
 
-def test_the_second_launch_passes_the_binder_with_its_own_arguments(launch):
+def test_the_second_launch_skips_the_binder_and_has_its_arguments(launch):
     for first, number in ((WORDS, 0.5), (WORDS[2:], 0.7)):
         launch({"second": number, "first": first, "of_another_kernel": None})
     [bound] = launch.kernel.bound
@@ -99,7 +97,7 @@ def test_no_tensor_is_kept_alive_by_a_launch(launch):
     assert alive() is None
 
 
-def test_launch_kernel_passes_the_binder_with_what_is_alike_alone():
+def test_launch_kernel_skips_the_binder_for_equal_keys_alone():
     kernel, device = Kernel(), torch.device("cpu")
 
     def launch(**changes):
@@ -126,10 +124,10 @@ def test_a_first_launch_that_fails_is_tried_again():
 
 
 def request(**changes: object):
-    given = {"hidden": torch.zeros(B, D), "weight": torch.zeros(V, D)}
-    given |= {"seed": counter(0), "temperature": 1.0}
-    given |= dict.fromkeys(("offset", "soft_cap", "bias", "mask", "vocab_size")) | changes
-    return checked_request(given.pop("hidden"), given.pop("weight"), **given)
+    arguments = {"hidden": torch.zeros(B, D), "weight": torch.zeros(V, D)}
+    arguments |= {"seed": counter(0), "temperature": 1.0}
+    arguments |= dict.fromkeys(("offset", "soft_cap", "bias", "mask", "vocab_size")) | changes
+    return checked_request(arguments.pop("hidden"), arguments.pop("weight"), **arguments)
 
 
 def shifted(x: Tensor) -> Tensor:
@@ -186,7 +184,7 @@ def test_a_key_has_no_sizes_of_floats_and_no_addresses():
 
 
 def calls() -> Iterator[tuple[Callable[..., tuple], dict]]:
-    """Public calls with all kinds of arguments, and arguments that they may have."""
+    """Yield public calls with their arguments."""
     hidden, weight = problem(B, V, D, torch.float16)
     matrices = {"hidden": hidden, "weight": weight, "seed": counter(3), "offset": counter(1)}
     everything = {
@@ -207,16 +205,16 @@ def calls() -> Iterator[tuple[Callable[..., tuple], dict]]:
     yield score, scored | {"targets": torch.arange(B), "return_rank": True}
 
 
-def variants(given: dict) -> Iterator[dict]:
-    """The arguments at other addresses: every second tensor at one that is no multiple of 16."""
-    tensors = [name for name, x in given.items() if isinstance(x, Tensor)]
-    yield given | {name: given[name].clone() for name in tensors}
+def variants(arguments: dict) -> Iterator[dict]:
+    """Yield the arguments at other addresses; half of the tensors at no multiple of 16."""
+    tensors = [name for name, x in arguments.items() if isinstance(x, Tensor)]
+    yield arguments | {name: arguments[name].clone() for name in tensors}
     for first in (0, 1):
-        yield given | {name: shifted(given[name]) for name in tensors[first::2]}
+        yield arguments | {name: shifted(arguments[name]) for name in tensors[first::2]}
 
 
 def compiled_for(moving: dict[str, object]) -> dict[str, object]:
-    """What Triton compiles for of arguments that move."""
+    """Return the properties of arguments for which Triton compiles."""
     return {
         name: (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else type(x)
         for name, x in moving.items()
@@ -225,77 +223,44 @@ def compiled_for(moving: dict[str, object]) -> dict[str, object]:
 
 @pytest.fixture
 def seen(monkeypatch) -> dict[int, list[dict[str, object]]]:
-    """What each Launch was given, as Triton compiles for it."""
-    found: dict[int, list[dict[str, object]]] = {}
+    """Return the `compiled_for` of the calls of each Launch, by its id."""
+    properties: dict[int, list[dict[str, object]]] = {}
     launched = Launch.__call__
 
     def watched(launch: Launch, moving: dict[str, object]) -> None:
-        found.setdefault(id(launch), []).append(compiled_for(moving))
+        properties.setdefault(id(launch), []).append(compiled_for(moving))
         launched(launch, moving)
 
     monkeypatch.setattr(Launch, "__call__", watched)
-    return found
+    return properties
 
 
 def one_kind_each(seen: dict[int, list[dict[str, object]]]) -> bool:
-    return all(kind == kinds[0] for kinds in seen.values() for kind in kinds)
+    return all(
+        call == calls_of_launch[0] for calls_of_launch in seen.values() for call in calls_of_launch
+    )
 
 
 @interpreted
-def test_calls_of_one_key_are_alike_in_all_that_triton_compiles_for(seen, empty_cache):
-    for call, given in calls():
-        given = {name: x for name, x in given.items() if x is not None}
-        expected = call(**given)
-        for other in variants(given):
-            for field, wanted in zip(call(**other), expected, strict=True):
-                assert field is wanted is None or torch.equal(field, wanted)
+def test_calls_of_one_key_have_the_properties_for_which_triton_compiles(seen, empty_cache):
+    for call, arguments in calls():
+        arguments = {name: x for name, x in arguments.items() if x is not None}
+        expected = call(**arguments)
+        for variant in variants(arguments):
+            for field, expected_field in zip(call(**variant), expected, strict=True):
+                assert field is expected_field is None or torch.equal(field, expected_field)
     assert one_kind_each(seen)
-    assert len(seen) > 15 and any(len(kinds) > 1 for kinds in seen.values())
+    assert len(seen) > 15 and any(len(calls_of_launch) > 1 for calls_of_launch in seen.values())
     assert len(empty_cache) > 0
 
 
 @interpreted
 def test_a_key_without_alignment_would_be_seen(seen, monkeypatch):
     monkeypatch.setattr("fsbench.kernels.fused.api.launch_key", lambda *arguments: "one")
-    given = next(calls())[1]
-    for seed in (given["seed"], shifted(given["seed"])):
-        flash_sample(**given | {"seed": seed})
+    arguments = next(calls())[1]
+    for seed in (arguments["seed"], shifted(arguments["seed"])):
+        flash_sample(**arguments | {"seed": seed})
     assert not one_kind_each(seen)
-
-
-@interpreted
-def test_every_option_reaches_the_kernel_from_the_second_call_on():
-    """Called plainly first, so that an option which no key has would be lost."""
-    hidden, weight = problem(B, V, D, torch.float16)
-    given = {"hidden": hidden, "weight": weight, "seed": counter(3)}
-    for _ in range(2):
-        plain = flash_sample(**given)
-    one, largest = torch.full((V,), -torch.inf), plain.tokens.clone()
-    one[7] = 0.0
-    options = {
-        "bias": (one, lambda drawn: drawn.tokens.tolist() == [7] * B),
-        "mask": (one.isfinite().expand(B, V).contiguous(), lambda x: x.tokens.tolist() == [7] * B),
-        "num_samples": (3, lambda drawn: drawn.tokens.shape == (B, 3)),
-        "soft_cap": (1e-6, lambda drawn: drawn.tokens.tolist() != largest.tolist()),
-        "vocab_size": (1, lambda drawn: drawn.tokens.tolist() == [0] * B),
-        "return_logprob": (True, lambda drawn: (drawn.logprob < 0).all()),
-        "return_logz": (True, lambda drawn: (drawn.logz > 0).all()),
-        "return_entropy": (True, lambda drawn: (drawn.entropy > 0).all()),
-        "return_rank": (True, lambda drawn: (drawn.rank >= 0).all()),
-        "return_top": (2, lambda drawn: drawn.top_tokens.shape == (B, 2)),
-        "noise": ("token", lambda drawn: drawn.tokens.tolist() != largest.tolist()),
-        "out": (Sample(torch.zeros(B).long(), torch.zeros(B).bool()), lambda x: x.valid.all()),
-        "config": (TILES, lambda drawn: drawn.tokens.tolist() == largest.tolist()),
-        "kernel": ("portable", lambda drawn: drawn.tokens.tolist() == largest.tolist()),
-        "temperature": (torch.zeros(B), lambda x: x.tokens.tolist() == greedy.tolist()),
-        "offset": (counter(8), lambda drawn: drawn.tokens.tolist() != largest.tolist()),
-        "shard": (None, lambda drawn: drawn.tokens.tolist() == largest.tolist()),
-    }
-    greedy = (hidden.float() @ weight.float().T).argmax(1)
-    assert {*options, *given} == set(inspect.signature(flash_sample).parameters)
-    for name, (value, holds) in options.items():
-        assert holds(flash_sample(**given, **{name: value})), name
-    assert flash_sample(**given).tokens.tolist() == largest.tolist()
 
 
 @interpreted
@@ -310,12 +275,12 @@ def test_a_cached_call_launches_nothing_where_no_kernel_runs(monkeypatch):
 
 @interpreted
 def test_no_tensor_is_kept_alive(empty_cache):
-    given = {name: x for name, x in list(calls())[1][1].items()}
+    arguments = {name: x for name, x in list(calls())[1][1].items()}
     for _ in range(2):
-        flash_sample(**given)
+        flash_sample(**arguments)
     assert empty_cache
-    alive = [weakref.ref(x) for x in given.values() if isinstance(x, Tensor)]
-    given.clear()
+    alive = [weakref.ref(x) for x in arguments.values() if isinstance(x, Tensor)]
+    arguments.clear()
     gc.collect()
     assert [each() for each in alive] == [None] * len(alive)
 

@@ -20,12 +20,12 @@ pytestmark = [
 
 def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int], list[int]]:
     """Tokens of a call that is launched from the cache, and of one that finds nothing there."""
-    given = {"seed": seed, "offset": offset, "temperature": temperature}
+    arguments = {"seed": seed, "offset": offset, "temperature": temperature}
     for _ in range(2):
-        drawn = flash_sample(hidden, weight, **given)
+        drawn = flash_sample(hidden, weight, **arguments)
     assert launch_cache.LAUNCHES
     with mock.patch.object(launch_cache, "LAUNCHES", {}):
-        first = flash_sample(hidden, weight, **given)
+        first = flash_sample(hidden, weight, **arguments)
     assert drawn.valid.all() and first.valid.all()
     return drawn.tokens.tolist(), first.tokens.tolist()
 
@@ -35,8 +35,8 @@ def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int
 def test_tokens_are_those_of_first_calls(B, D):
     hidden, weight = problem(B, 3000, D)
     for temperature in (1.0, 0.3, 0.0, torch.linspace(0, 2, B, device="cuda")):
-        for moved in (hidden, hidden.clone(), torch.cat([hidden[:1], hidden])[1:]):
-            drawn, first = drawn_both_ways(moved, weight, counter(3), counter(5), temperature)
+        for inputs in (hidden, hidden.clone(), torch.cat([hidden[:1], hidden])[1:]):
+            drawn, first = drawn_both_ways(inputs, weight, counter(3), counter(5), temperature)
             assert drawn == first
 
 

@@ -1,4 +1,4 @@
-"""flash_sample's entropy, rank and largest logits: the oracle's, and the bits of score."""
+"""The entropy, ranks and largest logits of flash_sample: the bits of `score`."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ interpreted = pytest.mark.interpreter
 INF, NAN = torch.inf, torch.nan
 EVERYTHING = {
     **dict.fromkeys(("return_logprob", "return_entropy", "return_rank"), True),
-    "return_top": 20,
+    "return_top": 6,
 }
 
 
 def calls() -> dict[str, dict]:
-    hidden, weight = problem(5, 300, 40, torch.float16)
+    hidden, weight = problem(5, 150, 40, torch.float16)
     return {
-        "fp16": {"hidden": hidden, "weight": weight, "num_samples": 6},
+        "fp16": {"hidden": hidden[:2], "weight": weight, "num_samples": 5},
         "everything": {
             "hidden": hidden,
             "weight": weight,
-            "vocab_size": 290,
+            "vocab_size": 140,
             "temperature": torch.tensor([1.0, 0.0, 0.3, 2.0, 0.7]),
-            "bias": normal_logits(5, 290),
-            "mask": packed(normal_logits(5, 290) > 0),
+            "bias": normal_logits(5, 140),
+            "mask": packed(normal_logits(5, 140) > 0),
             "soft_cap": 30.0,
         },
-        "greedy": {**stored(normal_logits(4, 700)), "temperature": 0.0},
-        "token noise": {**stored(normal_logits(4, 2500)), "noise": "token"},
+        "greedy": {**stored(normal_logits(2, 300)), "temperature": 0.0},
+        "token noise": {**stored(normal_logits(2, 300)), "noise": "token"},
     }
 
 
 @interpreted
 @pytest.mark.parametrize("name", calls())
-def test_all_that_is_returned_is_what_score_says_of_the_tokens(name):
+def test_results_are_bitwise_those_of_score(name):
     call = calls()[name]
     with guarded_memory():
         drawn = flash_sample(**call, seed=SEED, **EVERYTHING)
     plain = flash_sample(**call, seed=SEED)
     assert torch.equal(drawn.tokens, plain.tokens)
-    given = {key: x for key, x in call.items() if key not in ("num_samples", "noise")}
-    found = score(**given, targets=drawn.tokens, return_entropy=True, return_rank=True)
-    assert same_bits(drawn.logprob, found.logprob) and same_bits(drawn.entropy, found.entropy)
-    assert torch.equal(drawn.rank, found.rank)
-    top = score(**given, targets=drawn.top_tokens, return_rank=True)
+    arguments = {key: x for key, x in call.items() if key not in ("num_samples", "noise")}
+    scored = score(**arguments, targets=drawn.tokens, return_entropy=True, return_rank=True)
+    assert same_bits(drawn.logprob, scored.logprob) and same_bits(drawn.entropy, scored.entropy)
+    assert torch.equal(drawn.rank, scored.rank)
+    top = score(**arguments, targets=drawn.top_tokens, return_rank=True)
     assert same_bits(drawn.top_logprob, top.logprob)
-    assert torch.equal(top.rank, torch.arange(20).repeat(len(top.rank), 1))
+    assert torch.equal(top.rank, torch.arange(6).repeat(len(top.rank), 1))
 
 
 def largest(logits: torch.Tensor, k: int) -> list[list[int]]:
@@ -75,33 +75,32 @@ def test_ties_few_tokens_and_rows_without_a_draw(interpret, monkeypatch):
     if not interpret:
         monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
         monkeypatch.setattr(launch, "launch", None)
-    logits = normal_logits(7, 1500).round()
-    logits[0] = 0.0  # more ties than there is room for
+    logits = normal_logits(7, 700).round()
+    logits[0] = 0.0  # more ties than ROOM
     logits[1, :600] = 9.0
     logits[2] = -INF
-    logits[2, [3, 1499, 700]] = torch.tensor([1.0, 1.0, -5.0])
-    logits[3], logits[4, 9], logits[5, 1400] = -INF, NAN, INF
-    found = flash_sample(**stored(logits), seed=SEED, **EVERYTHING)
-    assert found.valid.tolist() == [True, True, True, False, False, False, True]
+    logits[2, [3, 699, 400]] = torch.tensor([1.0, 1.0, -5.0])
+    logits[3], logits[4, 9], logits[5, 650] = -INF, NAN, INF
+    drawn = flash_sample(**stored(logits), seed=SEED, **EVERYTHING)
+    assert drawn.valid.tolist() == [True, True, True, False, False, False, True]
     for row in (0, 1, 2, 6):
-        assert found.top_tokens[row].tolist() == largest(logits[[row]], 20)[0], row
-        assert found.rank[row] == (logits[row] > logits[row, found.tokens[row]]).sum()
-    assert found.top_tokens[2, 3:].tolist() == [-1] * 17
-    assert (found.top_logprob[2, 3:] == -INF).all() and found.top_logprob[2, :3].isfinite().all()
+        assert drawn.top_tokens[row].tolist() == largest(logits[[row]], 6)[0], row
+        assert drawn.rank[row] == (logits[row] > logits[row, drawn.tokens[row]]).sum()
+    assert drawn.top_tokens[2, 3:].tolist() == [-1] * 3
+    assert (drawn.top_logprob[2, 3:] == -INF).all() and drawn.top_logprob[2, :3].isfinite().all()
     for row in (3, 4, 5):
-        assert found.rank[row] == -1 and found.entropy[row].isnan()
-        assert (found.top_tokens[row] == -1).all() and found.top_logprob[row].isnan().all()
+        assert drawn.rank[row] == -1 and drawn.entropy[row].isnan()
+        assert (drawn.top_tokens[row] == -1).all() and drawn.top_logprob[row].isnan().all()
 
 
 @interpreted
-@pytest.mark.parametrize("top", [1, 7])
-def test_the_largest_do_not_depend_on_how_many_are_asked_for(top):
-    call = stored(normal_logits(3, 4500))
-    few = flash_sample(**call, seed=SEED, return_top=top)
-    many = flash_sample(**call, seed=SEED, return_top=20)
-    assert torch.equal(few.top_tokens, many.top_tokens[:, :top])
-    assert same_bits(few.top_logprob, many.top_logprob[:, :top].contiguous())
-    assert few.logprob is None and few.rank is None
+def test_the_largest_logits_do_not_depend_on_their_number():
+    call = stored(normal_logits(2, 2100))  # more groups than PARTS
+    seven = flash_sample(**call, seed=SEED, return_top=7)
+    twenty = flash_sample(**call, seed=SEED, return_top=20)
+    assert torch.equal(seven.top_tokens, twenty.top_tokens[:, :7])
+    assert same_bits(seven.top_logprob, twenty.top_logprob[:, :7].contiguous())
+    assert seven.logprob is None and seven.rank is None
 
 
 hidden, weight = problem(2, 40, 8)
@@ -120,7 +119,7 @@ hidden, weight = problem(2, 40, 8)
          InvalidArgument, "out.rank: expected None without return_rank; got a tensor"),
     ],
 )  # fmt: skip
-def test_what_is_refused(options, error, message, monkeypatch):
+def test_bad_requests_are_refused(options, error, message, monkeypatch):
     monkeypatch.setattr(launch, "launch", None)
     with pytest.raises(error, match=message):
         flash_sample(hidden, weight, seed=SEED, **options)
@@ -137,9 +136,9 @@ def test_it_compiles_as_one_operator():
         return flash_sample(hidden * 2, weight, seed=SEED, **EVERYTHING)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(hidden)
-    for ours, theirs in zip(compiled, step(hidden), strict=True):
-        assert ours is theirs is None or same_bits(ours.float(), theirs.float())
+    for field, expected in zip(compiled, step(hidden), strict=True):
+        assert field is expected is None or same_bits(field.float(), expected.float())
 
 
-def test_the_room_for_the_largest_holds_any_number_that_is_asked_for():
+def test_the_buffer_holds_the_most_that_can_be_requested():
     assert ranks.ROOM.value > ranks.PARTS.value > ranks.AT_ONCE.value > 20

@@ -28,18 +28,14 @@ def path(tmp_path):
     return tmp_path / "head.safetensors"
 
 
-def metadata_of(path) -> dict[str, str]:
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
-
-
 def saved(path) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, str]]:
-    """A weight, and what save_head wrote of it at path: tensors and metadata."""
+    """Save the head of a weight at path; return the weight, the file's tensors and metadata."""
     weight = weight_of()
     save_head(prepare_head(weight), path)
-    # Clones: those of safetensors are views of the file, which tests write again.
+    # Clones: the tensors of safetensors are views of the file, which tests write again.
     tensors = {name: part.clone() for name, part in load_file(path).items()}
-    return weight, tensors, metadata_of(path)
+    with safe_open(path, framework="pt") as file:
+        return weight, tensors, file.metadata()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -68,7 +64,7 @@ def test_a_head_of_another_weight_is_refused(path):
             load_head(path, other)
 
 
-@pytest.mark.parametrize("value", [40.0, -0.5, torch.nan, torch.inf, 2.0**60])
+@pytest.mark.parametrize("value", [-0.5, torch.nan, 2.0**60])
 def test_a_weight_that_changed_after_preparing_is_not_saved(path, value):
     weight = weight_of()
     head = prepare_head(weight)
@@ -96,15 +92,9 @@ def without(named: dict, name: str) -> dict:
 def test_other_files_are_refused(path):
     weight, tensors, metadata = saved(path)
     whole = path.read_bytes()
-    for content, wrong in (
-        (b"", "screened head"),
-        (b"not a head", "screened head"),
-        (whole[:100], "screened head"),
-        (whole[:-1], "screened head"),
-        (whole[: len(whole) // 2], "screened head"),
-    ):
+    for content in (b"", b"not a head", whole[:100], whole[:-1]):
         path.write_bytes(content)
-        with pytest.raises(InvalidArgument, match=f"path: expected a {wrong}"):
+        with pytest.raises(InvalidArgument, match="path: expected a screened head"):
             load_head(path, weight)
     for parts, facts, wrong in (
         (tensors, None, "a file with format"),
@@ -136,15 +126,7 @@ def test_what_cannot_be_read_names_the_path(path, tmp_path):
             load()
 
 
-def make_fifo(path):
-    os.mkfifo(path)
-
-
-def make_link_to_a_device(path):
-    path.symlink_to("/dev/null")
-
-
-@pytest.mark.parametrize("make", [make_fifo, make_link_to_a_device])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
 def test_only_a_regular_file_is_replaced(path, make):
     make(path)
     before = os.lstat(path)
@@ -163,7 +145,7 @@ def test_a_link_to_a_file_stays_a_link(path, tmp_path):
         load_head(link, head.weight)
 
 
-@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o002, 0o077])
 def test_a_new_file_has_the_mode_of_the_umask_and_an_old_one_keeps_its_own(path, umask):
     head = prepare_head(weight_of())
     old = os.umask(umask)
@@ -200,9 +182,9 @@ def test_what_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatc
 
 
 def test_a_full_disk_leaves_nothing_behind(path):
-    """A limit on the size of files stands for it; Python ignores the signal that comes with it."""
+    """A limit on the size of files acts like a full disk."""
     head = prepare_head(weight_of())
-    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN  # Python ignores the limit's signal
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:

@@ -34,7 +34,7 @@ def long_lists(monkeypatch):
 
 
 def assert_same(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
-    """What the head draws: the tokens of its weight with token noise."""
+    """Draw from the head; the tokens must be those of its weight with token noise."""
     options = {"seed": SEED, **options}
     with guarded_memory():
         sample = truncated_sample(hidden, prepare_head(weight), **options)
@@ -46,38 +46,40 @@ def assert_same(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSamp
     return sample
 
 
-SHAPES = [(3, 40, 1001), full(1, 64, 128), full(5, 300, 517), full(16, 72, 2500), full(2, 520, 70)]
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 20, 64])
-@pytest.mark.parametrize("B, D, V", SHAPES)
-def test_tokens_are_those_of_all_logits(B, D, V, top_k, long_lists):
+@pytest.mark.parametrize(
+    ("B", "D", "V", "top_k", "filters"),
+    [
+        (3, 40, 600, 20, {"top_p": 0.7, "min_p": 0.02}),
+        (1, 64, 128, 64, {}),
+        (2, 300, 200, 1, {}),
+        full(2, 520, 70, 64, {"min_p": 0.1}),
+        full(17, 72, 517, 2, {"top_p": 0.8}),
+        full(2, 40, 2500, 64, {"top_p": 0.8}),
+    ],
+)
+def test_tokens_are_those_of_all_logits(B, D, V, top_k, filters, long_lists):
     hidden, weight = matrices(B, D, V)
-    for seed, filters in enumerate(
-        ({}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.7, "min_p": 0.02})
-    ):
-        sample = assert_same(
-            hidden, weight, top_k=top_k, seed=torch.tensor([seed]), temperature=1.5, **filters
-        )
+    for seed in (torch.tensor([0]), torch.tensor([1])):
+        sample = assert_same(hidden, weight, top_k=top_k, seed=seed, temperature=1.5, **filters)
         if top_k < V:
             assert (sample.found >= top_k).all()
 
 
 def test_few_logits_are_computed():
-    hidden, weight = matrices(8, 128, 4000)
+    hidden, weight = matrices(4, 128, 1500)
     sample = assert_same(hidden, weight, top_k=20)
     assert (sample.found >= 20).all() and sample.found.float().mean() < 32
 
 
 def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
-    hidden, weight = matrices(20 - 4, 64, 1500)
-    weight[:, 0] += 2**12  # so the copy is bad
+    hidden, weight = matrices(17, 64, 300)
+    weight[:, 0] += 2**12  # the copy has large errors
     hidden[:, 0] = 0
     hidden[3] = 0
     hidden[3, 0] = 1
     sample = assert_same(hidden, weight, top_k=5, top_p=0.9)
     assert (sample.found == -1).all()
-    hidden, weight = matrices(3, 64, 1500)
+    hidden, weight = matrices(3, 64, 700)
     weight[500:] = weight[3]  # all of these tie where they are the largest
     hidden[1] = 4 * weight[3]
     sample = assert_same(hidden, weight, top_k=5, top_p=0.9)
@@ -109,10 +111,13 @@ def test_a_row_that_is_drawn_by_tests_is_valid_whatever_was_in_memory(monkeypatc
     assert sample.valid.all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("filters", [{}, {"min_p": 0.05}, {"top_p": 0.6}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "filters"),
+    [(torch.int32, {"min_p": 0.05}), (torch.int64, {}), full(torch.int64, {"top_p": 0.6})],
+    ids=str,
+)
 def test_rows_of_another_k_are_computed_in_full(dtype, filters, long_lists):
-    hidden, weight = matrices(8, 64, 1000)
+    hidden, weight = matrices(8, 64, 300)
     top_k = K_OF_ROWS.clamp(max=2**31 - 1).to(dtype)
     T = torch.tensor([1.0, 0.7, 2.0, 1.0, 0.0, 0.3, 1.0, 0.0])
     sample = assert_same(hidden, weight, top_k=top_k, temperature=T, **filters)
@@ -122,24 +127,18 @@ def test_rows_of_another_k_are_computed_in_full(dtype, filters, long_lists):
     assert (sample.found[others] >= torch.where(T > 0, top_k, 1)[others]).all()  # 4 is greedy
 
 
-V = 1000
+V = 300
 DRAW = torch.Generator().manual_seed(5)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "temperatures": {"temperature": torch.tensor([0.0, 2.0**-121, 0.5, 1.0, 3.0])},
-    "bad temperatures": {"temperature": torch.tensor([-1.0, torch.nan, torch.inf, 2.0**110, 1.0])},
+    "bad temperatures": {"temperature": torch.tensor([0.0, torch.nan, -1.0, 2.0**110, 2.0**-121])},
     "filters of rows": {
         "top_p": torch.tensor([0.1, 0.5, 1.0, 0.0, torch.nan]),
         "min_p": torch.tensor([0.0, 0.1, 0.9, torch.nan, 0.01]),
     },
-    "shared bias": {"bias": torch.linspace(-4, 4, V)},
-    "bias of rows": {"bias": torch.randn(5, V, generator=DRAW).bfloat16()},
     "bias that forbids": {"bias": torch.where(torch.arange(V) % 3 == 0, -torch.inf, 0.5)},
-    "mask": {"mask": torch.rand(5, V, generator=DRAW) < 0.3},
-    "a mask that leaves few": {"mask": torch.rand(5, V, generator=DRAW) < 0.01},
+    "a mask that leaves few": {"mask": torch.rand(5, V, generator=DRAW) < 0.03},
     "words of a mask": {"mask": packed(torch.rand(5, V, generator=DRAW) < 0.5, padding=True)},
     "nothing allowed": {"mask": torch.arange(5)[:, None].expand(5, V).contiguous() != 2},
-    "soft cap": {"soft_cap": 2.0},
     "infinite bias": {"bias": torch.zeros(5, V).index_fill(1, torch.tensor([7]), torch.inf)},
     "undefined bias": {"bias": torch.zeros(V).index_fill(0, torch.tensor([9]), torch.nan)},
     "seeds": {"seed": torch.tensor([5, 5, -7, 2**40, 0]), "offset": torch.tensor([0, 1, 2, 3, 4])},
@@ -156,7 +155,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+QUICK = ("filters of rows", "bias that forbids", "a mask that leaves few", "everything")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else full(name) for name in OPTIONS])
 def test_options(name, long_lists):
     hidden, weight = matrices(5, 72, V)
     assert_same(hidden, weight, **{"top_k": 20, "top_p": 0.95, **OPTIONS[name]})
@@ -177,13 +179,6 @@ def test_nothing_else_is_touched(name):
     assert (sample.found[3:] == -1).all()
 
 
-def test_undefined_rows_disturb_no_neighbor(long_lists):
-    hidden, weight = matrices(5, 64, 300)
-    hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
-    sample = assert_same(hidden, weight, top_k=20, top_p=0.9)
-    assert sample.valid.tolist() == [True, False, True, False, True]
-
-
 def test_undefined_rows_of_the_weight(long_lists):
     hidden, weight = matrices(4, 64, 300)
     weight[7, 0], weight[9, 1] = torch.nan, 2.0**60
@@ -194,19 +189,18 @@ def test_undefined_rows_of_the_weight(long_lists):
         assert bool(sample.valid.all()) == valid
 
 
-@pytest.mark.parametrize("equal", [3, 70, 700, full(5000)])
-@pytest.mark.parametrize("top_k", [1, 20, full(64)])
+@pytest.mark.parametrize(("equal", "top_k"), [(3, 20), (70, 1), (700, 20), full(5000, 64)])
 def test_of_equal_logits_the_lowest_tokens_are_kept(equal, top_k, long_lists):
     """Also where the ties are more groups, or tokens, than one program gathers."""
-    hidden, weight = matrices(2, 64, max(1200, equal + 200))
-    some = torch.randperm(len(weight), generator=DRAW)[:equal]
-    weight[some] = weight[some[0]].clone() if equal < 100 else 4 * hidden[1].sign()
-    for seed in range(4):
+    hidden, weight = matrices(2, 64, max(300, equal + 200))
+    ties = torch.randperm(len(weight), generator=DRAW)[:equal]
+    weight[ties] = weight[ties[0]].clone() if equal < 100 else 4 * hidden[1].sign()
+    for seed in range(2):
         sample = assert_same(
             hidden, weight, top_k=top_k, seed=torch.tensor([seed]), temperature=9.0
         )
         if equal >= 700:
-            assert sample.tokens[1] in some.sort().values[:top_k]
+            assert sample.tokens[1] in ties.sort().values[:top_k]
 
 
 @pytest.mark.parametrize(
@@ -218,36 +212,26 @@ def test_of_equal_logits_the_lowest_tokens_are_kept(equal, top_k, long_lists):
         {"top_k": 0},
         {"top_k": 65},
         {"penalties": None},
+        {"B": FILTERED_ROWS + 1},
+        {"bf16": True},
     ],
     ids=str,
 )
 def test_what_the_screen_does_not_serve_the_fused_kernels_do(more):
-    hidden, weight = matrices(3, 40, 500)
+    more = dict(more)
+    hidden, weight = matrices(more.pop("B", 3), 40, 200)
+    if more.pop("bf16", False):  # the interpreter does not run the kernels in bf16
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
+        assert "capability 9.0" in describe(hidden, prepare_head(weight), top_k=20)
     options: dict[str, Any] = {"seed": SEED, "top_k": 20, "top_p": 0.9, **more}
     if "penalties" in more:
         history = TokenHistory.from_tokens([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
         options["penalties"] = Penalties(history, 1.3)
-    found = truncated_sample(hidden, prepare_head(weight), **options)
-    wanted = truncated_sample(hidden, weight, **options, noise="token")
-    assert found.found is None
-    for one, other in zip(found, wanted, strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
-
-
-def test_more_rows_are_of_the_fused_kernels():
-    hidden, weight = matrices(FILTERED_ROWS + 1, 40, 500)
-    head = prepare_head(weight)
-    assert truncated_sample(hidden, head, top_k=20, seed=SEED).found is None
-    fewer = hidden[:FILTERED_ROWS]
-    assert truncated_sample(fewer, head, top_k=20, seed=SEED).found is not None
-
-
-def test_a_cpu_that_has_no_kernels_takes_the_reference():
-    hidden, weight = (x.bfloat16() for x in matrices(3, 40, 500))
-    found = truncated_sample(hidden, prepare_head(weight), top_k=20, seed=SEED)
-    wanted = truncated_sample(hidden, weight, top_k=20, seed=SEED, noise="token")
-    assert found.found is None and torch.equal(found.tokens, wanted.tokens)
-    assert "capability 9.0" in describe(hidden, prepare_head(weight), top_k=20)
+    from_head = truncated_sample(hidden, prepare_head(weight), **options)
+    from_weight = truncated_sample(hidden, weight, **options, noise="token")
+    assert from_head.found is None
+    for field, expected in zip(from_head, from_weight, strict=True):
+        assert (field is None and expected is None) or torch.equal(field, expected)
 
 
 @pytest.mark.parametrize(
@@ -263,24 +247,21 @@ def test_a_cpu_that_has_no_kernels_takes_the_reference():
     ],
 )
 def test_the_choice_has_a_reason(facts, chosen, reason):
-    found, why = worth_filtering(*facts)
-    assert found == chosen and reason in why
+    is_worth, why = worth_filtering(*facts)
+    assert is_worth == chosen and reason in why
 
 
 def test_it_is_described():
-    hidden, weight = matrices(3, 40, 500)
-    head = prepare_head(weight)
-    said = describe(hidden, head, top_k=20)
-    assert said == "screened portable-b16v128d64p1; B = 3 is at most 32"
-    for top_k in (0, 500):
-        assert describe(hidden, head, top_k=top_k).startswith(
-            describe(hidden, weight, noise="token")
-        )
+    hidden, weight = matrices(3, 40, 200)
+    head, fused = prepare_head(weight), describe(hidden, weight, noise="token")
+    assert describe(hidden, head, top_k=20) == "screened portable-b16v128d64p1; B = 3 is at most 32"
+    for top_k in (0, 200):
+        assert describe(hidden, head, top_k=top_k).startswith(fused)
     assert describe(hidden, head).endswith("9.0 alone")
 
 
 def test_a_changed_weight_is_refused():
-    hidden, weight = matrices(3, 40, 500)
+    hidden, weight = matrices(3, 40, 200)
     head = prepare_head(weight)
     weight[0] = 1.0
     for top_k in (20, 0):
@@ -291,15 +272,14 @@ def test_a_changed_weight_is_refused():
         truncated_sample(hidden, broken, top_k=20, seed=SEED)
 
 
-K_AND_P = {"top_k": 20, "top_p": 0.9}
-
-
 @pytest.mark.parametrize(
-    "law", [K_AND_P, {"top_p": 0.9}, {**K_AND_P, "min_p": 0.01, "mixed": True}], ids=str
+    "filters",
+    [{"top_p": 0.9}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "mixed": True}],
+    ids=str,
 )
-def test_the_sampler_draws_the_tokens_of_the_oracle(law):
-    """Also where it is the one without a screen: without top-k."""
-    problem = replace(Setting("cpu", "fp16").problem(5, 600), temperature=0.7, **law)
+def test_the_sampler_draws_the_tokens_of_the_oracle(filters):
+    """Also without top-k, where the screen is not used."""
+    problem = replace(Setting("cpu", "fp16").problem(5, 300), temperature=0.7, **filters)
     assert compare_with_oracle("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
-    config = PROVIDER.build(problem, torch.zeros(600, problem.D, dtype=torch.float16)).config
-    assert config.startswith("screened") == ("top_k" in law), config
+    config = PROVIDER.build(problem, torch.zeros(300, problem.D, dtype=torch.float16)).config
+    assert config.startswith("screened") == ("top_k" in filters), config

@@ -44,18 +44,13 @@ def test_memory_is_half_of_a_16_bit_weight_and_12_bytes_a_token():
     assert prepare_head(weight).extra_bytes == weight.nbytes // 2 + 12 * 70
 
 
-def test_nothing_is_kept_for_a_gradient():
+def test_a_head_of_a_parameter_has_no_gradient():
     weight = torch.nn.Parameter(weight_of(dtype=torch.float32))
     head = prepare_head(weight)
     assert head.weight is weight
     assert not any(part.requires_grad for part in head.copy)
     hidden, seed = weight_of(3, dtype=torch.float32), torch.tensor([1])
-    sample = screened_sample(hidden, head, seed=seed)
-    assert (sample.tokens >= 0).all()
-
-
-def add_in_place(weight):
-    weight.add_(1.0)
+    assert screened_sample(hidden, head, seed=seed).valid.all()
 
 
 def write_a_row(weight):
@@ -63,14 +58,13 @@ def write_a_row(weight):
         weight[3] = 7.0
 
 
-def move(weight):
-    weight.set_(weight.clone())
-
-
-@pytest.mark.parametrize("change", [add_in_place, write_a_row, move])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change, dtype):
-    weight, hidden = weight_of(dtype=dtype), weight_of(3, dtype=dtype)
+@pytest.mark.parametrize(
+    "change",
+    [lambda weight: weight.add_(1.0), write_a_row, lambda weight: weight.set_(weight.clone())],
+    ids=["add in place", "write in inference mode", "move"],
+)
+def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change):
+    weight, hidden = weight_of(), weight_of(3)
     head = prepare_head(weight)
     call = {"seed": torch.tensor([1]), "noise": "token"}
     screened_sample(hidden, head, **call)
@@ -98,10 +92,10 @@ def test_a_head_takes_another_weight_of_its_shape_alone():
             head.refresh(wrong)
 
 
-def test_what_torch_does_not_see_check_does():
+def test_check_finds_a_change_that_torch_does_not_count():
     weight = weight_of()
     head = prepare_head(weight)
-    weight.data.mul_(3.0)  # not counted by torch
+    weight.data.mul_(3.0)
     with pytest.raises(InvalidArgument, match="got one that does not at row 0"):
         head.check()
     head.refresh()
@@ -132,14 +126,14 @@ def test_a_weight_of_inference_mode_has_no_version():
         (torch.zeros(1, 131_073), InvalidArgument, "weight: expected at most 131072 columns"),
     ],
 )
-def test_what_is_no_head_is_named(weight, error, message):
+def test_bad_weights(weight, error, message):
     with pytest.raises(error, match=message):
         prepare_head(weight)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_head_is_not_copied_and_the_message_says_what_to_do(copied):
-    """A copy had the original's key, so that a compiled call drew from the original."""
+    """A copy would have the original's key: a compiled call would draw from the original."""
     head = prepare_head(weight_of())
     with pytest.raises(InvalidType, match=r"ScreenedHead: expected not to be copied .* save_head"):
         copied(head)
@@ -147,11 +141,7 @@ def test_a_head_is_not_copied_and_the_message_says_what_to_do(copied):
 
 def test_a_compiled_call_whose_head_is_gone_says_so():
     hidden, seed = weight_of(3), torch.tensor([1])
-    keys = []
-    for _ in range(20):  # addresses are used again, keys never
-        head = prepare_head(weight_of())
-        keys.append(head.key)
-        del head
+    keys = [prepare_head(weight_of()).key for _ in range(20)]  # addresses may repeat, keys do not
     assert len(set(keys)) == 20
     out = [torch.empty(3, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.int32)]
     layout = f"tokens;valid;found|hidden:tensor;seed:tensor;head:key:{keys[0]}"

@@ -1,6 +1,6 @@
-"""Winners that the int8 copy or the rounding of hidden hides are drawn all the same.
+"""Winners that the int8 copy or the rounding of hidden hides are still drawn.
 
-Each is found by one term of the bounds, and would be lost without it.
+Each is a candidate because of one term of the bounds, and would be lost without that term.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def test_a_winner_that_its_codes_hide_is_found_by_the_residual():
     copy = head.scale[:, None] * head.codes
     error = weight[17] - copy[17]
     hidden = (30 * error / error.norm() + 30 * weight[17] / weight[17].norm())[None, :]
-    known, hides = float(copy[17] @ hidden[0]), float(error @ hidden[0])
-    weight[18] = copy[17] * (1 + hides / (2 * known))
+    of_copy, of_error = float(copy[17] @ hidden[0]), float(error @ hidden[0])
+    weight[18] = copy[17] * (1 + of_error / (2 * of_copy))
     head = prepare_head(weight)
     logits = hidden @ weight.T
     z, bound = screen_logits(head, screen_hidden(hidden))

@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++
 
 @pytest.fixture
 def screened_draws(monkeypatch) -> list[int]:
-    """Rows of each draw by the screen, which is taken for the faster one."""
+    """Return a list of the rows of each draw by the screen, which always seems to be faster."""
     rows: list[int] = []
     draw = op.draw
 
@@ -40,7 +40,7 @@ def screened_draws(monkeypatch) -> list[int]:
         draw(request, *arguments)
 
     monkeypatch.setattr(op, "draw", counted)
-    monkeypatch.setattr(module, "worth_screening", lambda *facts: (True, "it is said to be"))
+    monkeypatch.setattr(module, "worth_screening", lambda *facts: (True, "this test says so"))
     return rows
 
 
@@ -58,53 +58,47 @@ def screened_draws(monkeypatch) -> list[int]:
     ],
 )
 def test_the_choice_has_a_reason(facts, chosen, reason):
-    found, why = worth_screening(*facts)
-    assert found == chosen and reason in why
+    is_worth, why = worth_screening(*facts)
+    assert is_worth == chosen and reason in why
 
 
 @pytest.mark.parametrize("noise", ["auto", "token"])
-def test_tokens_are_those_of_the_weight_by_either_way(noise, screened_draws, monkeypatch):
+def test_tokens_are_those_of_the_weight_with_and_without_the_screen(
+    noise, screened_draws, monkeypatch
+):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)
     head = prepare_head(weight)
     plain = {"seed": SEED, "temperature": torch.tensor([0.0, 0.5, 1.0, 3.0])}
     options = {**plain, "noise": noise}
-    wanted = flash_sample(hidden, weight, **plain, noise="token")
-    for more in ({}, {"out": flash_sample(hidden, weight, **plain)}):
-        if more:
-            more["out"].tokens.fill_(-7)
+    expected = flash_sample(hidden, weight, **plain, noise="token")
+    out = flash_sample(hidden, weight, **plain)
+    out.tokens.fill_(-7)
+    for more in ({}, {"out": out}):
         sample = flash_sample(hidden, head, **options, **more)
-        assert type(sample) is type(wanted)
-        assert torch.equal(sample.tokens, wanted.tokens)
-        assert torch.equal(sample.valid, wanted.valid)
+        assert type(sample) is type(expected)
+        assert torch.equal(sample.tokens, expected.tokens)
+        assert torch.equal(sample.valid, expected.valid)
     assert screened_draws == [4, 4]
     described = describe(hidden, head, noise=noise)
-    assert described == "screened portable-b16v128d64p1; it is said to be"
+    assert described == "screened portable-b16v128d64p1; this test says so"
     monkeypatch.undo()
-    assert torch.equal(flash_sample(hidden, head, **options).tokens, wanted.tokens)
-    described = describe(hidden, head, noise=noise)
-    assert (
-        described
-        == f"{describe(hidden, weight, noise='token')}; {worth_screening(4, 200, 64, None)[1]}"
-    )
+    assert torch.equal(flash_sample(hidden, head, **options).tokens, expected.tokens)
+    fused, reason = describe(hidden, weight, noise="token"), worth_screening(4, 200, 64, None)[1]
+    assert describe(hidden, head, noise=noise) == f"{fused}; {reason}"
     assert screened_draws == [4, 4]
 
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"num_samples": 3},
-        {"return_logprob": True},
-        {"return_logz": True},
-        {"kernel": "portable"},
-    ],
+    [{"num_samples": 3}, {"return_logprob": True}, {"return_logz": True}, {"kernel": "portable"}],
     ids=str,
 )
-def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, screened_draws):
+def test_calls_that_the_screen_does_not_serve_run_the_fused_kernels(more, screened_draws):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)
-    wanted = flash_sample(hidden, weight, seed=SEED, noise="token", **more)
-    found = flash_sample(hidden, prepare_head(weight), seed=SEED, **more)
-    for one, other in zip(found, wanted, strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
+    from_weight = flash_sample(hidden, weight, seed=SEED, noise="token", **more)
+    from_head = flash_sample(hidden, prepare_head(weight), seed=SEED, **more)
+    for field, expected in zip(from_head, from_weight, strict=True):
+        assert (field is None and expected is None) or torch.equal(field, expected)
     assert not screened_draws
 
 
@@ -118,14 +112,14 @@ def test_other_noise_than_that_of_tokens_is_refused(call, noise):
     assert noise != "group" or "pass the weight itself (head.weight)" in str(refusal.value)
 
 
-def test_a_changed_weight_is_refused_by_either_way(screened_draws, monkeypatch):
+def test_a_changed_weight_is_refused_with_and_without_the_screen(screened_draws, monkeypatch):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)
     head = prepare_head(weight)
     weight[0] = 1.0
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="head: expected an unchanged weight"):
             flash_sample(hidden, head, seed=SEED)
-        monkeypatch.undo()  # then by the fused kernel
+        monkeypatch.undo()  # then the fused kernel draws
     assert not screened_draws
 
 
@@ -133,7 +127,7 @@ HEAD = prepare_head(problem(3, 50, 16, torch.bfloat16)[1])
 
 
 def values(**changes: object) -> dict[str, Any]:
-    """What the operator is given."""
+    """Return the arguments of the operator."""
     request = {"hidden": torch.ones(3, 16).bfloat16(), "weight": HEAD.weight, "seed": counter(5)}
     request |= {"temperature": 1.0, "vocab_size": 50, "num_samples": 1, "noise": "token"}
     return {**request, "merge_later": False, "head": HEAD, **changes}

@@ -1,7 +1,7 @@
-"""Tokens from V on are never drawn, and what lies around the tensors is never touched.
+"""Tokens from V on are never drawn, and memory around the tensors is never read or written.
 
-In rows whose scores have no bound (an undefined or huge hidden state, a temperature that is none)
-every token passes the screen; those of a tile's padding have to be told apart from the others.
+In rows whose scores have no bound (an undefined or huge hidden state, an invalid temperature) every
+token passes the screen, also a tile's padding, which must not be listed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
 SCREEN, RESOLVE = default_configs(4, 64, torch.device("cpu"))
 ROOMY = (replace(SCREEN, room=64, row_room=4096), RESOLVE)
-"""As on a GPU: small vocabularies fit on the lists."""
+"""Configs with lists as on a GPU: small vocabularies fit."""
 
 
 def amid(inner: Tensor, around: float, room: int = 4096) -> Tensor:
@@ -39,7 +39,7 @@ def amid(inner: Tensor, around: float, room: int = 4096) -> Tensor:
 
 
 def matrices(V: int, rows: int, D: int = 64) -> tuple[Tensor, ScreenedHead]:
-    """Hidden, and a head of which tokens from V on, and what is around it, would win.
+    """Return hidden, and a head whose tokens from V on, and memory around it, would win.
 
     Sums are exact in fp32: how a CPU's matmul rounds depends on its shape.
     """
@@ -52,39 +52,24 @@ def matrices(V: int, rows: int, D: int = 64) -> tuple[Tensor, ScreenedHead]:
     return hidden, ScreenedHead(*parts, *(amid(part, torch.nan) for part in head.copy[2:]))
 
 
-ROWS: dict[str, float | list[float]] = {
-    "2^51": 2.0**51,
-    "a single 2^51": [2.0**51],
-    "NaN": torch.nan,
-    "a single NaN": [torch.nan],
-    "infinity": torch.inf,
-}
-"""What becomes of hidden's row 2: of all of it, or of its first entry."""
-TEMPERATURES = {"NaN": torch.nan, "-1": -1.0, "2^110": 2.0**110, "infinity": torch.inf}
-QUICK = ("2^51", "2^110")
-
-
-def case(name: str, row, T, V: int = 100, rows: int = 100):
-    quick = name.endswith(QUICK) and V == 100
-    return (pytest.param if quick else full)(row, T, V, rows, id=name)
-
-
-CASES = [
-    *(case(f"row of {name}", row, None) for name, row in ROWS.items()),
-    *(case(f"T of {name}", None, T) for name, T in TEMPERATURES.items()),
-    case("vocab_size=1000", 2.0**51, None, 1000, 1060),
-    case("V=2500", 2.0**51, None, 2500, 2500),
-]
-
-
-@pytest.mark.parametrize("row, T, V, rows", CASES)
-def test_rows_without_bounds_draw_no_padding(row, T, V, rows):
+@pytest.mark.parametrize(
+    ("part", "value", "T", "V", "rows"),
+    [
+        (slice(None), 2.0**51, 1.0, 100, 100),
+        (slice(1), torch.nan, 1.0, 100, 100),
+        (slice(0), None, 2.0**110, 100, 100),
+        full(slice(1), 2.0**51, 1.0, 500, 560),
+        full(slice(None), torch.inf, 1.0, 700, 700),
+        full(slice(0), None, torch.nan, 100, 100),
+        full(slice(0), None, -1.0, 100, 100),
+    ],
+    ids=str,
+)
+def test_rows_without_bounds_draw_no_padding(part, value, T, V, rows):
     hidden, head = matrices(V, rows)
-    if isinstance(row, list):
-        hidden[2, 0] = row[0]
-    elif row is not None:
-        hidden[2] = row
-    temperature = torch.tensor([1.0, 0.5, 1.0 if T is None else T, 0.0])
+    if value is not None:
+        hidden[2, part] = value
+    temperature = torch.tensor([1.0, 0.5, T, 0.0])
     hidden, temperature = amid(hidden, torch.nan), amid(temperature, torch.nan)
     options = {"seed": torch.tensor([5]), "temperature": temperature, "vocab_size": V}
     with within_tensors() as launches:
@@ -101,11 +86,8 @@ def bits_of(value: int, V: int) -> Tensor:
 
 
 OPTIONS = {
-    "bias": {"bias": amid(torch.linspace(-2, 2, 100), 1e30)},
-    "bias per row": {"bias": amid(torch.linspace(-2, 2, 400).view(4, 100), 1e30)},
     "bias that forbids": {"bias": amid(torch.full((100,), -torch.inf), 1e30)},
     "undefined bias": {"bias": amid(torch.full((4, 100), torch.nan), 1e30)},
-    "all bits set": {"mask": amid(bits_of(-1, 100), -1)},
     "no bit set": {"mask": amid(bits_of(0, 100), -1)},
     "soft cap": {"soft_cap": 2.0},
     "everything": {
@@ -118,9 +100,15 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [full(name) if name != "everything" else name for name in OPTIONS])
-@pytest.mark.parametrize("configs", [ROOMY, None], ids=["listed", "in full"])
-@pytest.mark.parametrize("D", [64, full(30)])
+@pytest.mark.parametrize(
+    ("name", "configs", "D"),
+    [
+        ("everything", ROOMY, 30),
+        ("everything", None, 64),
+        full("soft cap", None, 64),
+        *(full(name, ROOMY, 64) for name in OPTIONS),
+    ],
+)
 def test_options_touch_nothing_else_in_rows_without_bounds(name, configs, D):
     hidden, head = matrices(100, 100, D)
     hidden[1], hidden[2, 3] = torch.nan, 2.0**51
@@ -153,31 +141,31 @@ def test_the_lanes_of_records_are_the_tokens_of_the_vocabulary(V):
     assert sorted(tokens) == list(range(V)) and lanes.max() <= 15
 
 
-class _ListsStrangers:
-    """The portable screen, which also puts tokens on row 0's list that do not exist."""
+class _ListsUnknownTokens:
+    """The portable screen, which also puts ids outside the vocabulary on row 0's list."""
 
-    def __init__(self, kernel, strangers: list[int]) -> None:
-        self._kernel, self._strangers = kernel, strangers
+    def __init__(self, kernel, ids: list[int]) -> None:
+        self._kernel, self._ids = kernel, ids
 
     def __getitem__(self, grid):
         def run(*, listed_ptr, list_ptr, **others):
             self._kernel[grid](listed_ptr=listed_ptr, list_ptr=list_ptr, **others)
-            n, more = int(listed_ptr[0]), len(self._strangers)
+            n, more = int(listed_ptr[0]), len(self._ids)
             upper, tokens = list_ptr
             upper[0, n : n + more] = torch.tensor(3e38).view(torch.int32)
-            tokens[0, n : n + more] = torch.tensor(self._strangers, dtype=torch.int32)
+            tokens[0, n : n + more] = torch.tensor(self._ids, dtype=torch.int32)
             listed_ptr[0] = n + more
 
         return run
 
 
-def test_the_exact_part_passes_over_tokens_that_do_not_exist(monkeypatch):
+def test_the_exact_part_passes_over_ids_outside_the_vocabulary(monkeypatch):
     hidden, head = matrices(100, 100)
     bias = amid(torch.linspace(-2, 2, 400).view(4, 100), 1e30)
     options = {"seed": torch.tensor([5]), "bias": bias}
     plain = screened_sample(hidden, head, configs=ROOMY, **options)
-    strangers = _ListsStrangers(launch.screen_kernel, [100, 2**31 - 1, -1])
-    monkeypatch.setattr(launch, "screen_kernel", strangers)
+    kernel = _ListsUnknownTokens(launch.screen_kernel, [100, 2**31 - 1, -1])
+    monkeypatch.setattr(launch, "screen_kernel", kernel)
     with within_tensors():
         sample = screened_sample(hidden, head, configs=ROOMY, **options)
     assert sample.tokens.tolist() == plain.tokens.tolist()
@@ -190,7 +178,7 @@ def _copy(to_ptr, from_ptr, n, SIZE: tl.constexpr):
     tl.store(to_ptr + i, tl.load(from_ptr + i, mask=i < n, other=0.0), mask=i < n)
 
 
-def test_the_watch_sees_a_read_and_a_write_beside_a_tensor():
+def test_the_watch_sees_a_read_and_a_write_outside_a_tensor():
     whole = torch.zeros(64)
     with within_tensors() as launches:
         _copy[(1,)](whole[:9], whole[32:41], 9, SIZE=16)

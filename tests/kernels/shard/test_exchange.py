@@ -47,10 +47,10 @@ def test_both_kernels_exchange_masses_before_candidates(file):
 )
 def test_no_warp_advances_a_count_that_another_may_still_load(kernel, call, exchanges):
     """A warp that loaded the next count would wait for words that no rank sends."""
-    kernels = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$", ptx=True)
+    kernels = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$")
     assert kernels
     for each in kernels:
-        parts = code_before_stores(each.instructions)
+        parts = code_before_stores(each.ptx.splitlines())
         assert len(parts) == exchanges, each.launches
         for code in parts:
             # After the last loop, which waits for the words of other ranks.

@@ -21,8 +21,8 @@ def test_a_history_counts_what_is_appended():
     for row, step in enumerate(zip(*steps, strict=True)):
         outputs[row] += [token for token in step if token >= 0]
     whole = TokenHistory.from_tokens(prompts, outputs, 4, "cpu")
-    for found, wanted in zip(made.dense(10), whole.dense(10), strict=True):
-        assert torch.equal(found > 0, wanted > 0)
+    for part, expected in zip(made.dense(10), whole.dense(10), strict=True):
+        assert torch.equal(part > 0, expected > 0)
     assert torch.equal(made.dense(10)[1], whole.dense(10)[1])
     assert torch.equal(made.lengths, whole.lengths) and not made.overflowed.any()
     for token in (20, 21, 20):

@@ -58,7 +58,7 @@ CASES = {
 
 
 def table() -> dict[str, tuple[str, ...]]:
-    """The filters of a row -> its columns."""
+    """Return the columns of each row by its filters."""
     cell = r" +(2 n - 1|\d|no|yes)"
     rows = re.findall(rf"^    (\S.*?) {cell * 5}$", launch.__doc__, re.M)
     return {row[0]: row[1:] for row in rows}
@@ -76,25 +76,25 @@ def test_a_call_launches_what_the_table_says(row, call):
         call["penalties"] = Penalties(history(B, V), 1.2)
     names: list[str] = []
 
-    def count(kernel, *rest, **arguments):
+    def count(kernel, *args, **kwargs):
         names.append(kernel.__name__)
 
     # More groups than top_k, unless the case says how many there are: V is small.
-    seen = launch.launches_for
+    launches_for = launch.launches_for
     with (
         mock.patch.object(launch, "launch_kernel", count),
         mock.patch.object(top_p, "launch_kernel", count),
         mock.patch.object(support, "launch_kernel", lambda *_, **__: None),
         mock.patch.object(
             launch, "launches_for",
-            lambda filters, B, n, **flags: seen(filters, B, groups or 10_000, **flags),
+            lambda filters, B, n, **flags: launches_for(filters, B, groups or 10_000, **flags),
         ),
     ):  # fmt: skip
         truncated_sample(**stored(normal_logits(B, V)), seed=SEED, **call)
-    found = Counter(name.removeprefix("sampling_").removesuffix("_kernel") for name in names)
+    launched = Counter(name.removeprefix("sampling_").removesuffix("_kernel") for name in names)
     cells = next(cells for name, cells in table().items() if name.removesuffix(" (*)") == row)
     if "top_p" in call and cells[0] == "2 n - 1":
         cells = (str(2 * top_p.tests_needed(call["top_p"], B) - 1), *cells[1:])
     expected = [int({"no": "0", "yes": "1"}.get(cell, cell)) for cell in cells]
-    assert [found[kernel] for kernel in KERNELS] == expected
-    assert sum(found.values()) == sum(expected)
+    assert [launched[kernel] for kernel in KERNELS] == expected
+    assert sum(launched.values()) == sum(expected)

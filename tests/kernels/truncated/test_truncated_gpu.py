@@ -44,7 +44,7 @@ def exact(B: int, V: int, tied: bool = False):
 
 
 def row_filters(B: int) -> dict[str, torch.Tensor]:
-    """Filters of every kind beside each other."""
+    """Return filters that differ by row."""
     turn = torch.arange(B, device="cuda")
     return {
         "top_k": torch.tensor([50, 0, 1, 1000, 0, 7, 0], device="cuda")[turn % 7],
@@ -54,30 +54,31 @@ def row_filters(B: int) -> dict[str, torch.Tensor]:
 
 
 def drawn(hidden, weight, **arguments):
-    """A draw of which all is said, with the bits of score; that must not change its tokens."""
-    sample = truncated_sample(hidden, weight, **arguments)
+    """Draw with all fields, which must have the bits of score and not change the tokens."""
+    plain = truncated_sample(hidden, weight, **arguments)
     options = dict.fromkeys(("return_logprob", "return_kept_logprob", "return_rank"), True)
-    said = truncated_sample(hidden, weight, **arguments, **options, return_support=1024)
-    assert sample.kept is None and torch.equal(said.tokens, sample.tokens)
-    assert torch.equal(said.valid, sample.valid)
-    assert (said.rank < said.kept)[said.valid].all()
+    sample = truncated_sample(hidden, weight, **arguments, **options, return_support=1024)
+    valid = sample.valid
+    assert plain.kept is None and torch.equal(sample.tokens, plain.tokens)
+    assert torch.equal(valid, plain.valid)
+    assert (sample.rank < sample.kept)[valid].all()
     if "penalties" not in arguments:
         V, T = len(weight), arguments.get("temperature", 1.0)
-        fits = said.valid & (said.kept <= 1024)
+        fits = valid & (sample.kept <= 1024)
         kept = torch.zeros(len(hidden), V + 1, dtype=torch.bool, device="cuda")
-        kept.scatter_(1, said.support % (V + 1), True)  # the last column stands for -1
-        among = score(hidden, weight, said.tokens, temperature=T, mask=kept[:, :V].contiguous())
-        over_all = score(hidden, weight, said.tokens, temperature=T)
-        assert torch.equal(said.kept_logprob[fits], among.logprob[fits])
-        assert torch.equal(said.logprob[said.valid], over_all.logprob[said.valid])
+        kept.scatter_(1, sample.support % (V + 1), True)  # the last column is that of -1
+        among = score(hidden, weight, sample.tokens, temperature=T, mask=kept[:, :V].contiguous())
+        over_all = score(hidden, weight, sample.tokens, temperature=T)
+        assert torch.equal(sample.kept_logprob[fits], among.logprob[fits])
+        assert torch.equal(sample.logprob[valid], over_all.logprob[valid])
         raw = {"return_logprob": True, "return_top": 20, "logprob_temperature": 1.0}
         raw = truncated_sample(hidden, weight, **arguments, **raw)
-        untempered = score(hidden, weight, said.tokens)
-        assert torch.equal(raw.logprob[said.valid], untempered.logprob[said.valid])
+        untempered = score(hidden, weight, sample.tokens)
+        assert torch.equal(raw.logprob[valid], untempered.logprob[valid])
         at_one = {**arguments, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         top = truncated_sample(hidden, weight, **at_one, return_top=20).top_logprob
-        assert torch.equal(raw.top_logprob[said.valid], top[said.valid])
-    return said
+        assert torch.equal(raw.top_logprob[valid], top[valid])
+    return sample
 
 
 def assert_expected(
@@ -116,8 +117,8 @@ def test_tokens_are_the_oracles(B, V, filters):
         assert_expected(sample, logits, counter(5), counter(V), **filters)
 
 
-@pytest.mark.parametrize("law", ["flat", "near-uniform", "two levels", "peaked"])
-def test_rows_that_many_programs_share_whatever_the_law(law):
+@pytest.mark.parametrize("name", ["flat", "near-uniform", "two levels", "peaked"])
+def test_rows_that_many_programs_share(name):
     """Also where more tokens are at the cutoff than can be gathered."""
     B, V = 7, 151_936
     generator = torch.Generator("cuda").manual_seed(7)
@@ -127,7 +128,7 @@ def test_rows_that_many_programs_share_whatever_the_law(law):
         "near-uniform": 3.0 + 0.01 * normal,
         "two levels": (normal > 1).float(),
         "peaked": normal.index_fill(1, torch.tensor([V // 2], device="cuda"), 12.0),
-    }[law]
+    }[name]
     hidden, weight = head_with_logits(logits, torch.float16, 64)
     logits = weight[:, :B].T.float()
     filters = {
@@ -138,9 +139,10 @@ def test_rows_that_many_programs_share_whatever_the_law(law):
     call = {"seed": counter(5), "temperature": 0.7}
     sample = drawn(hidden, weight, **call, **filters)
     assert_expected(sample, logits, counter(5), counter(0), 0.7, **filters)
-    for _ in range(5):  # in whatever order programs arrive
-        again = drawn(hidden, weight, **call, **filters)
-        assert torch.equal(again.tokens, sample.tokens) and torch.equal(again.kept, sample.kept)
+    for _ in range(5):  # programs arrive in any order
+        repeated = drawn(hidden, weight, **call, **filters)
+        assert torch.equal(repeated.tokens, sample.tokens)
+        assert torch.equal(repeated.kept, sample.kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -156,27 +158,27 @@ def test_real_matmuls_and_filters_of_every_row(B, D, dtype):
     assert_expected(sample, logits, counter(1), counter(0), temperature, error, **filters)
 
 
-KINDS = [(0, 0.9, 0.0), (0, 0.8, 0.0), (0, 0.2, 0.0), (20, 0.95, 0.0), (0, 0.9, 0.05)]
-KINDS += [(1000, 0.9, 0.0), (0, 1.0, 0.05), (0, 0.7, 1e-3), (0, 1.0, 0.0), (1, 1.0, 0.0)]
+ROWS = [(0, 0.9, 0.0), (0, 0.8, 0.0), (0, 0.2, 0.0), (20, 0.95, 0.0), (0, 0.9, 0.05)]
+ROWS += [(1000, 0.9, 0.0), (0, 1.0, 0.05), (0, 0.7, 1e-3), (0, 1.0, 0.0), (1, 1.0, 0.0)]
 
 
 @pytest.mark.parametrize("B", [3, 16, 70, 256])
 def test_a_row_of_tensors_has_the_token_of_the_same_numbers(B):
-    """Whatever the other rows have; also if all have the same."""
+    """Other rows may have other filters, or the same."""
     hidden, weight, _ = exact(B, 151_936)
-    names, kinds = ("top_k", "top_p", "min_p"), torch.arange(B, device="cuda") % len(KINDS)
-    columns = [torch.tensor(column, device="cuda") for column in zip(*KINDS, strict=True)]
+    names, index = ("top_k", "top_p", "min_p"), torch.arange(B, device="cuda") % len(ROWS)
+    columns = [torch.tensor(column, device="cuda") for column in zip(*ROWS, strict=True)]
     for step in range(3):
         call = {"seed": counter(step).expand(B).contiguous(), "offset": counter(7)}
         call["temperature"] = torch.full((B,), 0.8, device="cuda")
-        mixed = {name: column[kinds] for name, column in zip(names, columns, strict=True)}
+        mixed = {name: column[index] for name, column in zip(names, columns, strict=True)}
         drawn = truncated_sample(hidden, weight, **call, **mixed).tokens
-        for kind, numbers in enumerate(KINDS):
-            alike = dict(zip(names, numbers, strict=True))
-            tokens = truncated_sample(hidden, weight, **call, **alike).tokens
-            assert torch.equal(drawn[kinds == kind], tokens[kinds == kind]), alike
+        for i, row in enumerate(ROWS):
+            numbers = dict(zip(names, row, strict=True))
+            tokens = truncated_sample(hidden, weight, **call, **numbers).tokens
+            assert torch.equal(drawn[index == i], tokens[index == i]), numbers
             same = {
-                n: column[kind].expand(B).contiguous()
+                n: column[i].expand(B).contiguous()
                 for n, column in zip(names, columns, strict=True)
             }
             assert torch.equal(truncated_sample(hidden, weight, **call, **same).tokens, tokens)
@@ -231,10 +233,10 @@ def test_graphs_draw_afresh_and_read_filters_again(field):
     hidden, weight = problem(64, 20_011, 512)
     filters = row_filters(64)
     seed, offset = counter(3), counter(0)
-    asked = {} if field == "tokens" else {f"return_{field}": 1024 if field == "support" else True}
+    fields = {} if field == "tokens" else {f"return_{field}": 1024 if field == "support" else True}
 
     def launch(hidden, seed, offset):
-        sample = truncated_sample(hidden, weight, seed=seed, offset=offset, **filters, **asked)
+        sample = truncated_sample(hidden, weight, seed=seed, offset=offset, **filters, **fields)
         return getattr(sample, field)
 
     replay = capture(launch, hidden, seed, offset)
@@ -268,10 +270,10 @@ def test_akunu(dtype, filters):
     import akunu_chapter as chapter
 
     scores = akunu_scores(logits, counter(1), counter(2), 1.5, **filters)
-    own = chapter.kept(logits, **filters)
-    differ = ((scores > -torch.inf) != own).sum(1)
-    # A threshold of fp32 masses may fall to the other side of a few of the logits.
-    assert (differ <= 2 + own.sum(1) // 100).all()
+    expected = chapter.kept(logits, **filters)
+    differ = ((scores > -torch.inf) != expected).sum(1)
+    # A threshold of fp32 masses may be on the other side of a few of the logits.
+    assert (differ <= 2 + expected.sum(1) // 100).all()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -282,7 +284,7 @@ def test_what_is_kept_and_in_which_proportions(name, dtype):
     if entry.unavailable_reason("cuda") or dtype not in provider.capabilities.dtypes:
         pytest.skip("cannot run here")
     if name.endswith("_compiled"):
-        pytest.skip("compiles for minutes; its law is tested on CPUs")
+        pytest.skip("compiles for minutes; its distribution is tested on CPUs")
     (check,) = verify(provider, Setting("cuda", dtype, truncated=True), only=["truncation"])
     assert check.passed, check
 
@@ -297,7 +299,7 @@ def test_tokens_of_truncated_problems_are_the_oracles(name):
 
 
 def test_a_problem_is_truncated_as_it_says():
-    """The launch that fsbench run times, on a problem of its own."""
+    """Check the launch that fsbench run times, on a problem."""
     from fsbench.inputs import make_hidden, make_weight
     from fsbench.verify.pathwise import check_on_problem
 
