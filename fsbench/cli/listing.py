@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,6 @@ import typer
 
 from fsbench.cli.options import Json, ProviderPath
 from fsbench.cli.tables import console, plain_table
-from fsbench.problem import DTYPES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 def list_(
     as_json: Json = False,
     capabilities: Annotated[
-        bool, typer.Option("--capabilities", help="Show what each sampler can do, as a table.")
+        bool, typer.Option("--capabilities", help="List what each sampler can do.")
     ] = False,
     provider_path: ProviderPath = None,
 ) -> None:
@@ -85,22 +83,12 @@ def _print(facts: dict[str, Any]) -> None:
     from fsbench.discover import EXAMPLE
 
     print_ = console(soft_wrap=False).print
-    width = console().width
     print_("sampler                            kind         runs here on")
-    print_("─" * min(width, 80))
+    print_("─" * min(console().width, 80))
     for row in facts["providers"]:
         print_(f"{row['name']:34} {row['kind'] or 'broken':12} {_where(row)}".rstrip())
         if row["label"]:
-            text = f"{row['label']}: {row['description']}"
-            print_(
-                fill(
-                    text,
-                    width,
-                    initial_indent="    ",
-                    subsequent_indent="    ",
-                    break_on_hyphens=False,
-                )
-            )
+            print_(_indented(f"{row['label']}: {row['description']}"))
     print_()
     keeping = [row for row in facts["providers"] if row["kept_bytes"]]
     models = _table("model", "V", "D")
@@ -125,8 +113,8 @@ def _print(facts: dict[str, Any]) -> None:
     print_(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
 
 
-def _table(*columns: str, gap: int = 2) -> Table:
-    table = plain_table(padding=(0, gap - 1, 0, 0))
+def _table(*columns: str) -> Table:
+    table = plain_table(padding=(0, 1, 0, 0))
     for column in columns[:-1]:
         table.add_column(column, no_wrap=True, justify="right" if column == "V" else "left")
     table.add_column(columns[-1], justify="right" if columns[-1] == "D" else "left")
@@ -147,68 +135,60 @@ def _where(row: dict[str, Any]) -> str:
 
 
 CLAIMS = {
-    "noise": ("noise", "tokens follow docs/design/noise.md, with token or group noise"),
-    "fused": ("fused", "the logits never reach memory"),
-    "zero_temperature": ("T=0", "temperature 0 is accepted and greedy"),
-    "graph_safe": ("graph", "may be captured in a CUDA graph"),
-    "host_sync_free": ("nosync", "no launch makes the host wait for the GPU"),
-    "batch_invariant": ("inv", "given equal logits, a row's token does not depend on its batch"),
-    "per_row_temperature": ("rowT", "a temperature per row"),
-    "greedy_rows": ("mix", "greedy rows among sampled ones, in one launch"),
-    "bias": ("bias", "a bias on the logits"),
-    "mask": ("mask", "a mask of allowed tokens"),
-    "per_request_seed": ("seed", "a seed per request"),
-    "logprob": ("logp", "log-probabilities of the tokens"),
-    "entropy": ("ent", "the entropy of each row"),
-    "rank": ("rank", "how many tokens have a larger logit"),
-    "top": ("top", "the largest logits and their tokens"),
-    "num_samples": ("n", "n samples per row"),
-    "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
-    "penalties": ("pen", "repetition, presence and frequency penalties"),
-    "quantized": ("head", "quantized heads that it takes as they are: int8, fp8"),
+    "noise": "tokens follow docs/design/noise.md, with token or group noise",
+    "fused": "the logits never reach memory",
+    "zero_temperature": "temperature 0 is accepted and greedy",
+    "graph_safe": "can be captured in a CUDA graph",
+    "host_sync_free": "no launch makes the host wait for the GPU",
+    "batch_invariant": "for equal logits, a token does not depend on its batch",
+    "per_row_temperature": "a temperature per row",
+    "greedy_rows": "greedy rows among sampled ones, in one launch",
+    "bias": "a bias on the logits",
+    "mask": "a mask of allowed tokens",
+    "per_request_seed": "a seed per request",
+    "logprob": "log-probabilities of the tokens",
+    "entropy": "the entropy of each row",
+    "rank": "number of tokens with a larger logit",
+    "top": "the largest logits and their tokens",
+    "num_samples": "n samples per row",
+    "filters": "top-k, top-p, min-p",
+    "mixed_filters": "filters that differ between rows",
+    "penalties": "repetition, presence and frequency penalties",
+    "quantized": "forms of quantized heads that it takes: int8, fp8",
 }
-"""Field of Capabilities -> head and meaning of its column."""
+"""Field of Capabilities -> meaning."""
+
+
+def claims(able: dict[str, Any]) -> list[str]:
+    """Return the capabilities that a sampler has, such as 'fused' or 'noise (group)'."""
+    words = []
+    for name in CLAIMS:
+        if value := able[name]:
+            values = " ".join(value) if isinstance(value, list | tuple) else value
+            words.append(name if value is True else f"{name} ({values})")
+    return words
 
 
 def _print_capabilities(rows: list[dict[str, Any]]) -> None:
-    """Print the matrix; on a narrow terminal in parts, split after `graph` and `seed`."""
-    screen = console(soft_wrap=False)
-    heads = [*PLACES, *DTYPES, *(head for head, _ in CLAIMS.values())]
-    marks = {row["name"]: _marks(row["capabilities"]) for row in rows if row["capabilities"]}
-
-    def matrix(columns: slice) -> Table:
-        table = _table("provider", *heads[columns], gap=1)
-        for name, cells in marks.items():
-            table.add_row(name, *cells[columns])
-        return table
-
-    parts = [matrix(slice(None))]
-    unbounded = screen.options.update(width=1000)
-    if screen.measure(parts[0], options=unbounded).maximum > screen.width:
-        cuts = [0, *(heads.index(name) + 1 for name in ("graph", "seed")), len(heads)]
-        parts = [matrix(slice(*ends)) for ends in pairwise(cuts)]
-    for part in parts:
-        screen.print(part)
-        screen.print()
-    for head, meaning in CLAIMS.values():
-        screen.print(f"{head:7}{meaning}")
+    print_ = console(soft_wrap=False).print
     for row in rows:
-        if row["name"] not in marks:
-            screen.print(f"{row['name']}: broken, {row['cuda']}")
+        if able := row["capabilities"]:
+            places = [name for name, device in PLACES.items() if device in able["devices"]]
+            print_(row["name"])
+            print_(_indented(", ".join([*places, *able["dtypes"], *claims(able)])))
+        else:
+            print_(f"{row['name']}: broken, {row['cuda']}")
+    print_()
+    for name, meaning in CLAIMS.items():
+        print_(f"{name:20}{meaning}")
 
 
-def _marks(able: dict[str, Any]) -> list[str]:
-    """Return a row of the matrix, under PLACES, DTYPES and CLAIMS."""
-    values = [
-        *(device in able["devices"] for device in PLACES.values()),
-        *(dtype in able["dtypes"] for dtype in DTYPES),
-        *(able[field] for field in CLAIMS),
-    ]
-    return [_mark(value, able["mixed_filters"]) for value in values]
-
-
-def _mark(value: object, mixed_filters: bool) -> str:
-    if isinstance(value, list | tuple):  # of filters, or forms of a head: i of int8, f of fp8
-        letters = "".join(name.removeprefix("top_")[0] for name in value)
-        value = (letters.upper() if mixed_filters else letters) or "-"
-    return value if isinstance(value, str) else "yes" if value else "-"
+def _indented(text: str) -> str:
+    indent = " " * 4
+    return fill(
+        text,
+        console().width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )

@@ -66,7 +66,8 @@ def recommend(
         option(
             "--needs",
             WORDS,
-            f"Required capabilities, comma list of {', '.join(_SHORT)}; or fields of Capabilities.",
+            f"Required capabilities, comma list of {', '.join(_SHORT)}; or others of "
+            "`fsbench list --capabilities`.",
         ),
     ] = None,
     top_k: Annotated[int, option("--top-k", whole(0), "Filter; 0 is off.")] = 0,

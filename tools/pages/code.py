@@ -10,7 +10,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from typer.cli import get_docs_for_click
 
 from fsbench import provider
 from fsbench.cli import app
-from fsbench.cli.listing import CLAIMS
+from fsbench.cli.listing import CLAIMS, claims
 from fsbench.discover import discover
 from fsbench.e2e import summary as e2e
 from fsbench.machine.environment import environment
@@ -130,21 +130,17 @@ def capabilities() -> str:
         if entry.provider is None:
             continue
         able = entry.provider.capabilities
-        claims = [_claim(name, getattr(able, name)) for name in CLAIMS if getattr(able, name)]
         where = ", ".join({"cuda": "GPU", "cpu": "CPU"}[device] for device in able.devices)
-        rows.append([f"`{entry.name}`", where, ", ".join(able.dtypes), ", ".join(claims)])
+        rows.append(
+            [f"`{entry.name}`", where, ", ".join(able.dtypes), ", ".join(claims(asdict(able)))]
+        )
     return table(["sampler", "on", "dtypes", "capabilities"], rows, left=4)
-
-
-def _claim(name: str, value: object) -> str:
-    words = " ".join(value) if isinstance(value, tuple) else value if value is not True else ""
-    return f"{name} ({words})" if words else name
 
 
 @block
 def claims_in_words() -> str:
-    rows = [[head, f"`{name}`", meaning] for name, (head, meaning) in CLAIMS.items()]
-    return table(["column", "capability", "meaning"], rows, left=3)
+    rows = [[f"`{name}`", meaning] for name, meaning in CLAIMS.items()]
+    return table(["capability", "meaning"], rows, left=2)
 
 
 @block

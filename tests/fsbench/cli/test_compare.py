@@ -16,10 +16,12 @@ FUSED = paper.source()["fused"]["provider"]
 
 
 def _cell(provider, b, **changes):
-    how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
+    conditions = dict(
+        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
+    )
     fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
     return Cell.from_columns(
-        {**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes}
+        {**fixed, **conditions, **dict(provider=provider, label=provider, b=b), **changes}
     )
 
 

@@ -142,17 +142,17 @@ CASES = [  # what is the case, check, status, part of the detail, part of the fi
 @pytest.mark.parametrize(("change", "check", "status", "detail", "fix"), CASES)
 def test_what_is_wrong_is_found_with_its_fix(box, change, check, status, detail, fix):
     change(box)
-    found = getattr(diagnosis, f"check_{check}")()
-    assert found.status == status
-    assert detail in found.detail and fix in found.fix
+    result = getattr(diagnosis, f"check_{check}")()
+    assert result.status == status
+    assert detail in result.detail and fix in result.fix
 
 
 @pytest.mark.parametrize("check", ["triton", "flashinfer", "cupti"])
 def test_without_a_gpu_its_packages_are_a_warning(box, check):
     absent("triton", "flashinfer-python", "cupti-python")(box)
     box.no_gpu()
-    found = getattr(diagnosis, f"check_{check}")()
-    assert found.status == "warning" and "without an NVIDIA GPU" in found.detail
+    result = getattr(diagnosis, f"check_{check}")()
+    assert result.status == "warning" and "without an NVIDIA GPU" in result.detail
 
 
 def test_torch_that_does_not_see_the_gpu(box, monkeypatch):
@@ -182,10 +182,10 @@ def test_the_command_prints_one_line_per_check_with_its_fix(box):
 def test_the_command_prints_json(box):
     box.cuda.mem_get_info = lambda index: (1, 2)
     result = CliRunner().invoke(app, ["doctor", "--json"])
-    found = json.loads(result.output)
-    assert found["can_run"] is True
-    assert [each.split()[1] for each in found["commands"]] == ["run", "verify", "list"]
-    assert [DoctorCheck(**check) for check in found["checks"]] == diagnosis.diagnose()
+    facts = json.loads(result.output)
+    assert facts["can_run"] is True
+    assert [each.split()[1] for each in facts["commands"]] == ["run", "verify", "list"]
+    assert [DoctorCheck(**check) for check in facts["checks"]] == diagnosis.diagnose()
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -28,8 +28,8 @@ def test_of_committed_results(tmp_path):
     source = pd.read_csv(H200 / RUN / "results.csv")
     assert len(table) == len(source) and set(table.run) == {RUN}
     assert set(table.git_sha) == {"2b757e565f"} and set(table.flashinfer) == {"0.6.9"}
-    told = pd.read_csv(tmp_path / "columns.csv")
-    assert list(told.column) == list(table) and told.meaning.str.len().min() > 3
+    columns = pd.read_csv(tmp_path / "columns.csv")
+    assert list(columns.column) == list(table) and columns.meaning.str.len().min() > 3
     names = {path.name for path in (tmp_path / "flashinfer-bench").rglob("*.json*")}
     assert "lm_head_sampling_group_d4096_v151936_bf16.jsonl" in names
     assert "flash_sampling.json" in names and "multinomial.json" not in names
@@ -72,10 +72,10 @@ def test_the_solution_gives_the_tokens_of_the_reference(files, monkeypatch):
     entry = discover.Found("contract", "here", contract())
     monkeypatch.setattr(discover, "discover", lambda: {"contract": entry})
     hidden, weight = torch.randn(4, 64), torch.randn(300, 64) / 8
-    given = (hidden, weight, torch.tensor([5]), torch.tensor([2**40]), 0.5)
+    inputs = (hidden, weight, torch.tensor([5]), torch.tensor([2**40]), 0.5)
     tokens = []
     for text in (definition["reference"], solution["sources"][0]["content"]):
         module = types.ModuleType("main")
         exec(text, vars(module))
-        tokens.append(module.run(*given))
+        tokens.append(module.run(*inputs))
     assert torch.equal(*tokens) and tokens[0].dtype == torch.int64

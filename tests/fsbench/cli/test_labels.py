@@ -60,8 +60,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        "plot run --figure runtime,speedup,winner --format svg",
-        "report run",
+        "plot run --figure speedup,winner --format svg",
         "compare run run",
         "compare run --paper h200",
         "recommend --model qwen3-8b --results run --batch 1",

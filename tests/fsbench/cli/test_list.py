@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 
 import pytest
@@ -10,11 +11,11 @@ from plug_in import plug_in
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.cli.listing import CLAIMS
+from fsbench.cli.listing import CLAIMS, PLACES
 from fsbench.discover import discover
 from fsbench.machine import hardware
 from fsbench.measure.presets import PRESETS
-from fsbench.problem import DTYPES, models
+from fsbench.problem import models
 from fsbench.provider import Capabilities
 from fsbench.records import iomodel
 
@@ -69,7 +70,7 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
         }
 
 
-def test_memory_beside_the_weight_is_told(no_gpu):
+def test_memory_in_addition_to_the_weight_is_listed(no_gpu):
     text = _list()
     assert "Memory in addition to a weight of D = 4,096, V = 151,936, bf16:\n" in text
     assert "  +50% (0.62 GB)  flash_sampling_screened\n" in text
@@ -111,58 +112,37 @@ def test_with_a_gpu(monkeypatch):
     assert "GPUs here: NVIDIA H200" in text
 
 
-def _matrix(text: str) -> dict[str, dict[str, str]]:
-    """Provider -> head of column -> cell; of a matrix in parts, all of them."""
-    matrix: dict[str, dict[str, str]] = {}
-    for part in text.split("\n\n"):
-        lines = part.splitlines()
-        if lines[0].split()[0] == "provider":
-            heads = lines[0].split()[1:]
-            for line in lines[2:]:
-                name, *cells = line.split()
-                matrix.setdefault(name, {}).update(zip(heads, cells, strict=True))
-    return matrix
-
-
-@pytest.mark.parametrize("columns", [80, 130])
-def test_the_matrix_says_what_each_claims(no_gpu, columns):
-    matrix = _matrix(_list("--capabilities", columns=columns))
-    assert list(matrix) == list(discover())
-    for name, entry in discover().items():
-        able, cells = entry.provider.capabilities, matrix[name]
-        shown = {
-            "GPU": "cuda" in able.devices,
-            "CPU": "cpu" in able.devices,
-            **{dtype: dtype in able.dtypes for dtype in DTYPES},
-            **{head: getattr(able, field) for field, (head, _) in CLAIMS.items()},
-        }
-        assert cells.pop("noise") == (shown.pop("noise") or "-")
-        letters = "".join(name.removeprefix("top_")[0] for name in shown.pop("kpm"))
-        assert cells.pop("kpm") == ((letters.upper() if able.mixed_filters else letters) or "-")
-        assert cells.pop("head") == ("".join(form[0] for form in shown.pop("head")) or "-")
-        assert cells == {head: "yes" if has else "-" for head, has in shown.items()}
-
-
-def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
-    unnamed = {"devices", "dtypes"}  # in other columns
-    unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
-    unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
-    assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed
-    text = _list("--capabilities")
-    for head, meaning in CLAIMS.values():
-        assert _line(text, head) == meaning
-
-
-def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
+def test_the_capabilities_are_those_that_each_claims(no_gpu, tmp_path):
     path = tmp_path / "boaster.py"
     path.write_text(
         "from fsbench.provider import *\n"
         "able = Capabilities(mask=True)\n"
         "PROVIDER = Provider('boaster', 'Boaster', Kind.EXACT, print, capabilities=able)\n"
     )
-    text = _list("--capabilities", "--provider-path", path, columns=120)
-    assert list(_matrix(text)) == list(discover())
-    assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in text
+    text = _list("--capabilities", "--provider-path", path)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    for name, entry in discover().items():
+        able = entry.provider.capabilities
+        (shown,) = re.findall(rf"^{name}\n((?:    .*\n)+)", text, re.MULTILINE)
+        listed = " ".join(shown.split()).split(", ")
+        places = [place for place, device in PLACES.items() if device in able.devices]
+        expected = [*places, *able.dtypes]
+        for field in CLAIMS:
+            if value := getattr(able, field):
+                values = value if isinstance(value, bool | str) else " ".join(value)
+                expected.append(field if value is True else f"{field} ({values})")
+        assert listed == expected
+    assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in words
+    for name, meaning in CLAIMS.items():
+        assert _line(text, name) == meaning
+
+
+def test_every_capability_is_listed():
+    unlisted = {"devices", "dtypes"}  # without a name
+    unlisted |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
+    unlisted |= {"filter_order", "ties"}  # of `filters`
+    assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unlisted
 
 
 def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):

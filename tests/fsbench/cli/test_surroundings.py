@@ -26,15 +26,14 @@ def fsbench(*arguments, cwd, **env):
     return done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr)
 
 
-@pytest.mark.parametrize("command", [("run", *TINY), ("--version",)])
-def test_a_removed_working_folder_is_one_line(tmp_path, command):
+def test_a_removed_working_folder_is_one_line(tmp_path):
     (tmp_path / "gone").mkdir()
     code = (
         "import os, sys; os.rmdir(os.getcwd()); sys.argv = ['fsbench', *sys.argv[1:]];"
         "from fsbench.__main__ import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *command],
+        [sys.executable, "-c", code, "--version"],
         cwd=tmp_path / "gone",
         capture_output=True,
         text=True,
@@ -53,11 +52,8 @@ def test_folders_whose_names_are_not_utf_8_work(tmp_path):
     code, out, err = fsbench("run", *TINY, *options, cwd=folder)
     assert code == 0 and f"Wrote {folder}/x/results.csv" in out, err
     assert json.loads((folder / "x/env.json").read_text())["argv"][-1] == str(folder / "x")
-    assert fsbench("run", "--resume", folder / "x", "--batch", "5", cwd=tmp_path)[0] == 0
-    for command in (("compare", folder, folder / "x"), ("report", folder, "--out", folder / "r")):
-        code, out, err = fsbench(*command, cwd=tmp_path)
-        assert code == 0 and "Traceback" not in err, err
-    assert f"{CAFE}/r/index.html" in out
+    code, out, err = fsbench("report", folder, "--out", folder / "r", cwd=tmp_path)
+    assert code == 0 and f"{CAFE}/r/index.html" in out, err
 
 
 def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
