@@ -1,7 +1,6 @@
 """`Provider`: the contract between a sampler's file and the harness.
 
-A leaf: it imports only errors and problem, so a plug-in needs nothing else
-(docs/guide/adding-a-sampler.md has a worked example).
+It imports only errors and problem. docs/guide/adding-a-sampler.md has a worked example.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class Capabilities:
 
     For truncated problems:
 
-    filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
+    filters: those of fsbench.problem.FILTERS that it applies; it refuses others.
     mixed_filters: filters may differ between rows (Problem.mixed).
     penalties: it applies those of Problem, before the filters.
     filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
@@ -300,8 +299,8 @@ class Provider:
     kind: meaning of its tokens (`Kind`); only samplers of one kind are compared.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
-    not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
-    compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
+    not_built: returns None, or a line about a library still to be compiled; imports no torch.
+    compute_capability: the only compute capability of NVIDIA GPUs on which it runs; None for any.
     capabilities: its claims; a test checks each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
@@ -316,7 +315,7 @@ class Provider:
         the result of fsbench.kernels.score, as far as they are claimed; or None.
     accept: compares drafts, int64 [B, k], with sampled tokens [B, k + 1], as verify_drafts does.
     call: the public function of fsbench.kernels that does this by default, or "".
-    tuning: if `fsbench tune` can choose its tile shapes.
+    tuning: how `fsbench tune` times its tile shapes; None if it cannot.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
         together, and launch together with the same hidden, seed and offset; every rank returns the
         same tokens. None if the sampler runs on one GPU only.

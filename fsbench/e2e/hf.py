@@ -31,7 +31,6 @@ from fsbench.e2e.models import DRAFTERS, PLAIN, Decoder, drafts_label
 from fsbench.e2e.records import Decoded, Drafting, Profile
 from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineFailed, EngineUnavailable, InvalidArgument, shown
-from fsbench.integrations import DRAW_MARK, FLASH_SAMPLE, MATMUL_MARK
 from fsbench.integrations.decode_loop import (
     Decoding,
     Drafter,
@@ -43,6 +42,8 @@ from fsbench.integrations.decode_loop import (
     synchronize,
 )
 from fsbench.integrations.draw import (
+    DRAW_MARK,
+    MATMUL_MARK,
     SERVING,
     Draw,
     Head,
@@ -51,6 +52,7 @@ from fsbench.integrations.draw import (
     sampler_labels,
     unavailable_reason,
 )
+from fsbench.integrations.routing import FLASH_SAMPLE
 
 try:
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.integrations import FLASH_SAMPLE
+from fsbench.integrations.routing import FLASH_SAMPLE
 from fsbench.problem import model
 
 DRAFTERS = ("ngram", "early-exit")

@@ -18,7 +18,7 @@ from fsbench.e2e.models import sampling_parameters
 from fsbench.e2e.records import Decoded
 from fsbench.e2e.trace import read_events, step_profile
 from fsbench.errors import EngineFailed
-from fsbench.integrations import DRAW_MARK, MATMUL_MARK
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
 _PROFILED = 24  # steps
 _TRACES = "traces"

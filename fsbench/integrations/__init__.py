@@ -15,9 +15,3 @@ if TYPE_CHECKING:
 else:
     # vLLM imports the entry point in every process, whether the plug-in is switched on or not.
     __getattr__ = lazy_getattr(__name__, "vllm")
-
-FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
-"""Samplers that serve requests of every kind."""
-
-DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
-"""Ranges in torch profiles: LM head and sampling together; an LM head that is computed alone."""

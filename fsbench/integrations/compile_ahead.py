@@ -31,10 +31,9 @@ import torch
 import triton
 
 from fsbench.errors import one_line
-from fsbench.integrations import SCREENED
 from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
-from fsbench.integrations.routing import WHOLE_HEAD_NEEDS
+from fsbench.integrations.routing import SCREENED, WHOLE_HEAD_NEEDS
 from fsbench.kernels.warming.offline import DTYPES, Chip, compile_with_forks
 
 ROOM_BYTES = 256 << 20

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
 
-from fsbench.integrations import DRAW_MARK
-from fsbench.integrations.draw import Draw, FlashSampleDraw, Head, Rows
+from fsbench.integrations.draw import DRAW_MARK, Draw, FlashSampleDraw, Head, Rows
 from fsbench.kernels import step_noise, verify_drafts
 
 REPRODUCIBLE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -18,8 +18,13 @@ from torch import Tensor
 
 from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.integrations import FLASH_SAMPLE, SCREENED
-from fsbench.integrations.routing import SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS, Need
+from fsbench.integrations.routing import (
+    FLASH_SAMPLE,
+    SCREENED,
+    SHARDED_HEAD_NEEDS,
+    WHOLE_HEAD_NEEDS,
+    Need,
+)
 from fsbench.kernels import (
     Penalties,
     Sample,
@@ -32,6 +37,9 @@ from fsbench.kernels import (
 )
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
+
+DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
+"""Ranges in torch profiles: LM head and sampling together; an LM head that is computed alone."""
 
 SERVING = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
 """Samplers that serve requests of every kind -> label for legends."""

@@ -7,6 +7,9 @@ from enum import Enum, IntFlag, auto
 
 import numpy as np
 
+FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
+"""Samplers that serve requests of every kind."""
+
 
 class Need(IntFlag):
     """A feature that a request needs beyond a draw at T = 1. Its batch never changes it."""

@@ -41,9 +41,8 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import DRAW_MARK, MATMUL_MARK
 from fsbench.integrations import vllm_0_26 as adapter
-from fsbench.integrations.draw import SERVING, sampler_labels
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, SERVING, sampler_labels
 from fsbench.integrations.vllm_0_26 import RUNNER, RUNNER_V1, WORKER
 from fsbench.integrations.vllm_batch import Counts
 from fsbench.integrations.vllm_expected import check_source, find

@@ -14,12 +14,12 @@ import triton
 from torch import Tensor
 
 from fsbench.errors import one_line
-from fsbench.integrations import SCREENED
 from fsbench.integrations import vllm_0_26 as adapter
 from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, ensure_cache
 from fsbench.integrations.draw import SERVING, FlashSampleDraw, HeadDraw, make_draw
 from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds, warm
 from fsbench.integrations.graphed import GraphedDraw
+from fsbench.integrations.routing import SCREENED
 from fsbench.integrations.vllm_batch import BatchSampler
 from fsbench.integrations.vllm_expected import check_parts
 from fsbench.integrations.vllm_head import LoadedHead, find_draft_head, find_head

@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # it exists for Linux only
     triton = None
 
 CPU = torch.device("cpu")
-"""Compare devices with it: `device.type` makes a string, which takes longer."""
+"""Compare devices with it: the attribute `type` makes a string, which takes longer."""
 
 _CURRENT = nullcontext()
 _binding = threading.RLock()

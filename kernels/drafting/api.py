@@ -63,8 +63,8 @@ def draft_sample(
     are the same if token_ids ascend. With filters or penalties the lower token id is drawn.
 
     Returns:
-        Sample with the target's token ids. A row without a draw has -1, which verify_drafts takes
-        for no draft.
+        Sample with the target's token ids. A row without a draw has -1, which verify_drafts treats
+        as no draft.
 
     Without filters and penalties one launch makes the noise, [B, V_draft] fp32, and greedy decoding
     takes it as a bias. With them the logits are stored at the target's token ids, [B, V] fp32, and

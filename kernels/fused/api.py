@@ -80,7 +80,7 @@ def flash_sample(
     Triton's interpreter is wrong.
 
     Warning:
-        Advance the offset. The same seed, offset and logits give the same token, also when a CUDA
+        Advance the offset. The same seed, offset and logits give the same token, even when a CUDA
         graph is replayed.
 
     Args:
@@ -294,7 +294,7 @@ def describe(
     Args:
         hidden, weight, noise, kernel, config: as in `flash_sample`.
         top_k: describe a call of `truncated_sample` with this k instead.
-        why: append the rule and the row of the tables that decide, after a colon.
+        why: append, after a colon, the rule and the table row that decide.
 
     Raises:
         InvalidType, InvalidArgument: as in `flash_sample`.

@@ -49,7 +49,8 @@ def score(
         hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as in
             flash_sample. A greedy row (T = 0) is scored at T = 1.
         targets: int64 [B] or [B, n], contiguous. Target -100 is ignored: its log-probability is 0.
-        return_entropy, return_rank: fill these fields of the result. A VocabShard has no ranks.
+        return_entropy, return_rank: fill these fields of the result. Ranks are not available with a
+            VocabShard.
 
     Returns:
         Score. A forbidden token has -inf. A token without a log-probability has NaN, and its

@@ -46,9 +46,9 @@ def screened_sample(
     Args:
         num_samples: above 1, the call runs flash_sample. It returns the same tokens, four samples
             per pass over the weight, which takes less time than a pass over the copy for each.
-        return_logprob, return_logz: log Z needs every logit, which the screen bounds only. A call
-            that returns either runs flash_sample: the same tokens and exact values, at the cost of
-            the full kernel.
+        return_logprob, return_logz: log Z needs every logit, and the screen only bounds them. A
+            call that returns either runs flash_sample: the same tokens and exact values, at the
+            cost of the full kernel.
         noise: "token", or "auto", which is the same here.
         shard: the shard whose weight the head was prepared from. All ranks call together with the
             same arguments, each with its shard and head, and get the tokens that one GPU with the
@@ -60,7 +60,7 @@ def screened_sample(
         this rank.
 
     The call takes two launches. The host does not wait for them, and nothing is cleared between
-    calls. As flash_sample, it uses a workspace of each stream. It can be captured in a CUDA graph
+    calls. Like flash_sample, it uses one workspace per stream. It can be captured in a CUDA graph
     after one launch outside, and compiled (torch.ops.fsbench.screened_sample). Replays of a graph
     do not check whether the weight has changed. On CPU tensors it runs in torch, or under
     TRITON_INTERPRET=1 the kernels (but not in bf16).

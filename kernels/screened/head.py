@@ -60,7 +60,7 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
     """Make the int8 copy of weight [V, D] on its device.
 
     A scale is the row's largest entry divided by 127. The bounds hold for the values that the
-    weight has now: after a change call `refresh` of the head. The copy has no gradient.
+    weight has now: after a change, call the head's `refresh`. The copy has no gradient.
 
     Raises:
         InvalidType: `weight` is not a matrix of bf16, fp16 or fp32.

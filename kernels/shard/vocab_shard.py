@@ -237,7 +237,7 @@ def even_blocks(V: int, ranks: int) -> list[int]:
     """Return the ranks + 1 bounds of the most even split of V tokens at multiples of 256.
 
     Raises:
-        InvalidType, InvalidArgument: V or ranks is no integer, or below 1.
+        InvalidType, InvalidArgument: V or ranks is not an integer, or is below 1.
     """
     check_integer("V", V, 1, 2**31)
     check_integer("ranks", ranks, 1, 2**31)

@@ -80,13 +80,14 @@ def truncated_sample(
         weight: as in flash_sample, or a ScreenedHead. With a ScreenedHead, a top_k of 1 to 64, or
             a top_k tensor, reads half of the bytes at small batches; other calls read the head's
             weight (docs/guide/screened-head.md). The tokens do not depend on it.
-        top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
-            above. An integer, or int32 or int64 [B].
-        top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
-            or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
+        top_k: keep the k largest logits. 0 or below turns the filter off, as does a k of at least
+            the number of tokens. An integer, or int32 or int64 [B].
+        top_p: keep the smallest set of the most likely tokens whose probability reaches p; 1 or
+            above is off, and 0 or below keeps one token. A number, or fp32 [B]; a row with NaN has
+            no draw.
         min_p: keep tokens with at least this fraction of the largest probability; 0 or below is
             off. A number, or fp32 [B]; a row with NaN has no draw.
-        penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
+        penalties: Penalties on the tokens of a TokenHistory; only these tokens cost time.
         return_kept: fill this field. It costs time: without it the search for a row's cutoff ends
             when the token is decided.
         return_logprob: fill this field, with the bits that score and flash_sample return for the
@@ -119,12 +120,12 @@ def truncated_sample(
     cutoff.
 
     Launches: one without filters, two for a small top_k of all rows, up to eight for other filters
-    (for one top_p alone, the smaller it is the more), two more from a screened head, one more to
-    pack a mask of bools, and up to seven for fields in addition to tokens and valid. [B, V] fp32
-    logits are allocated, and about 10 % more. As for flash_sample, the host does not wait for the
-    GPU. CUDA graphs may capture the call after one launch outside; replays read seed, offset, and
-    all [B] arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1
-    the kernels (not in bf16).
+    (with top_p alone, a smaller top_p needs more), two more from a screened head, one more to pack
+    a mask of bools, and up to seven for fields in addition to tokens and valid. [B, V] fp32 logits
+    are allocated, and about 10 % more. As for flash_sample, the host does not wait for the GPU.
+    CUDA graphs may capture the call after one launch outside; replays read seed, offset, and all
+    [B] arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
+    kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or

@@ -20,8 +20,8 @@ _LARGEST_ID = 2**31 - 1
 class TokenHistory:
     """Distinct tokens of B rows and how often each occurs in the output, on the device.
 
-    Penalties touch these tokens alone. `append` adds the tokens of a step; it neither waits for the
-    GPU nor allocates state, so it may be part of a captured graph.
+    Penalties change only the logits of these tokens. `append` adds the tokens of a step; it neither
+    waits for the GPU nor allocates state, so it may be part of a captured graph.
 
     tokens: int32 [B, capacity]. counts: int32 [B, capacity], 0 for a token of the prompt only.
     lengths: int32 [B], the number of a row's distinct tokens. overflowed: bool [B], rows that had
@@ -153,11 +153,11 @@ def _ids(name: str, row: int, tokens: Sequence[int]) -> list[int]:
 class Penalties(NamedTuple):
     """Penalties on the tokens of a history, as engines apply them (fsbench.reference.penalized).
 
-    repetition: > 0; a seen token's logit is divided by it if positive, else multiplied.
+    repetition: > 0. A seen token's logit is divided by it if positive, else multiplied by it.
     presence, frequency: subtracted once, and for every occurrence in the output.
 
-    Numbers, or fp32 [B]. A row whose number in a tensor is not finite, or whose repetition is 0 or
-    below, has no draw.
+    Each is a number, or fp32 [B]. A row has no draw if its value in a tensor is not finite, or if
+    its repetition is 0 or below.
     """
 
     history: TokenHistory

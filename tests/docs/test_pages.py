@@ -226,7 +226,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    foreign = r"`(?:compute-sanitizer|python tools/)[^`\n]*`|pip install [^`\n]*"
+    foreign = r"`(?:compute-sanitizer|python tools/)[^`\n]*`|pip install [^`\n]*|vllm serve [^`\n]*"
     ours = re.sub(foreign, "", page.read_text("utf-8"))
     assert set(re.findall(r"(?<![\w!-])--[a-z][a-z0-9-]*", ours)) <= known | {
         "--help",

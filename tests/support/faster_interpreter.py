@@ -1,13 +1,14 @@
-"""Makes Triton's interpreter, which tests of kernels wait for, several times as fast.
+"""Make Triton's interpreter, which runs the kernels in tests, several times as fast.
 
-Its results stay its own. Of another Triton that does not have these functions, or whose tensors
-have other fields, nothing is replaced: tests take longer then.
+Results are unchanged. With a Triton that lacks one of these functions, or whose tensors have other
+fields, the original is kept, and tests take longer.
 """
 
 from __future__ import annotations
 
 import builtins
 import dataclasses
+import inspect
 import math
 
 import numpy as np
@@ -19,25 +20,28 @@ tl = interpreter.tl
 
 
 def make_faster() -> None:
-    for of, name, replacement in (
-        (interpreter, "_patch_lang", patch_once_a_launch),
-        (interpreter, "_get_np_dtype", look_up_once),
+    """Replace functions of the interpreter by faster ones."""
+    for owner, name, replacement in (
+        (interpreter, "_patch_lang", patch_once_per_launch),
+        (interpreter, "_patch_attr", call_directly),
+        (interpreter, "_get_np_dtype", cache_dtypes),
+        (interpreter.TensorHandle, "__post_init__", skip_validation),
         (interpreter.ReduceOps, "generic_reduce", reduce_by_halves),
         (core, "_unwrap_if_constexpr", unwrap_by_type),
-        (TritonSemantic, "broadcast_impl_value", leave_equal_shapes),
-        (TritonSemantic, "binary_op_type_checking_impl", leave_equal_types),
+        (TritonSemantic, "broadcast_impl_value", skip_equal_shapes),
+        (TritonSemantic, "binary_op_type_checking_impl", skip_equal_types),
     ):
-        if hasattr(of, name):
-            setattr(of, name, replacement(getattr(of, name)))
-    make_types_once()
-    leave_out_what_is_not_asked()
+        if hasattr(owner, name):
+            setattr(owner, name, replacement(getattr(owner, name)))
+    share_types()
+    skip_overflow_checks()
 
 
-def patch_once_a_launch(patch):
-    """A launch replaces the functions of triton.language by the interpreter's.
+def patch_once_per_launch(patch):
+    """Replace the functions of triton.language once per launch.
 
-    Triton does so anew at every call of a device function in it, `tl.max` among them, each time
-    searching all names of the language.
+    Triton does so at every call of a device function, `tl.max` included, and each time searches all
+    names of the language.
     """
 
     def patch_unless_done(fn):
@@ -49,21 +53,41 @@ def patch_once_a_launch(patch):
     return patch_unless_done
 
 
-def look_up_once(np_dtype):
+def call_directly(patch):
+    """Call the function that Triton's wrappers of a builtin call in the end."""
+
+    def patch_attr(obj, name, member, builder, scope):
+        function, semantic = inspect.unwrap(member), interpreter.interpreter_semantic
+
+        def call(*args, **kwargs):
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    return patch_attr if hasattr(interpreter, "interpreter_semantic") else patch
+
+
+def cache_dtypes(np_dtype):
     """Triton makes a table of all dtypes at every look-up."""
-    known: dict[str, np.dtype] = {}
+    dtypes: dict[str, np.dtype] = {}
 
     def look_up(dtype):
         name = dtype.scalar.name
-        if name not in known:
-            known[name] = np_dtype(dtype)
-        return known[name]
+        if name not in dtypes:
+            dtypes[name] = np_dtype(dtype)
+        return dtypes[name]
 
     return look_up
 
 
+def skip_validation(post_init):
+    """Triton compares the sizes of NumPy's and its own dtypes for every result."""
+    return lambda self: None
+
+
 def reduce_by_halves(reduce):
-    """tl.reduce with a function of our own: as on a GPU, neighbors are combined until one is left.
+    """Combine neighbors until one is left, as a GPU does, for tl.reduce with any function.
 
     Triton's interpreter calls the function for each element.
     """
@@ -87,47 +111,66 @@ def reduce_by_halves(reduce):
 
 
 def unwrap_by_type(unwrap):
-    """Nearly all that is unwrapped is a constexpr, a number, a type or a tensor."""
-    as_they_are = (int, float, bool, str, core.dtype, core.block_type, core.pointer_type, tl.tensor)
+    """Nearly all values to unwrap are a constexpr, a number, a type or a tensor."""
+    plain = (int, float, bool, str, core.dtype, core.block_type, core.pointer_type, tl.tensor)
 
     def unwrapped(value):
         kind = type(value)
         if kind is core.constexpr:
             return value.value
-        return value if kind in as_they_are else unwrap(value)
+        return value if kind in plain else unwrap(value)
 
     return unwrapped
 
 
-def leave_equal_shapes(broadcast):
-    """Operands of one shape, which most are, need no broadcast."""
+def skip_equal_shapes(broadcast):
+    """Most operands have equal shapes and need no broadcast."""
 
-    def broadcasted(self, left, right):
-        a, b = left.type, right.type
+    def broadcasted(self, lhs, rhs):
+        a, b = lhs.type, rhs.type
         if a.is_block() and b.is_block() and list(a.shape) == list(b.shape):
-            return left, right
-        return broadcast(self, left, right)
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
 
     return broadcasted
 
 
-def leave_equal_types(check):
-    """Numbers of one type, but where division would widen them, need no cast."""
+def skip_equal_types(check):
+    """Tensors of one type need no cast, except in divisions; a number is converted once.
 
-    def checked(self, left, right, *args, **options):
+    The tensor that Triton makes of a number is reused for tensors of the same type and shape.
+    """
+    constants: dict[tuple[object, ...], tl.tensor] = {}
+
+    def with_number(self, lhs, rhs, args, options):
+        lhs_is_tensor = type(lhs) is tl.tensor
+        tensor, number = (lhs, rhs) if lhs_is_tensor else (rhs, lhs)
+        key = (number, type(number), lhs_is_tensor, tensor.type.name, args, *options.items())
+        if key in constants:
+            return (tensor, constants[key]) if lhs_is_tensor else (constants[key], tensor)
+        operands = check(self, lhs, rhs, *args, **options)
+        kept, constant = operands if lhs_is_tensor else operands[::-1]
+        if kept is tensor and number and len(constants) < 4096:  # 0.0 and -0.0 are one key
+            constant.handle.data.flags.writeable = False
+            constants[key] = constant
+        return operands
+
+    def checked(self, lhs, rhs, *args, **options):
+        tensors = (type(lhs) is tl.tensor) + (type(rhs) is tl.tensor)
         widened = len(args) == 4 or options.get("div_or_mod")
-        tensors = type(left) is tl.tensor and type(right) is tl.tensor
-        if tensors and not widened and left.dtype is right.dtype and not left.dtype.is_ptr():
-            return self.broadcast_impl_value(left, right)
-        return check(self, left, right, *args, **options)
+        if tensors == 2 and not widened and lhs.dtype is rhs.dtype and not lhs.dtype.is_ptr():
+            return self.broadcast_impl_value(lhs, rhs)
+        if tensors == 1 and (type(lhs) in (int, float) or type(rhs) in (int, float)):
+            return with_number(self, lhs, rhs, args, options)
+        return check(self, lhs, rhs, *args, **options)
 
     return checked
 
 
-def make_types_once() -> None:
-    """Shapes are tuples of Triton's own, made with a type each, for every tensor anew: share them.
+def share_types() -> None:
+    """Share the tuples of shapes, which Triton makes for every tensor, with a type for each.
 
-    They are never changed. Only where types and tensors come out as Triton makes them.
+    They are never changed. Done only if types and tensors are equal to those that Triton makes.
     """
     make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
     shapes: dict[tuple[int, ...], tuple] = {}
@@ -148,10 +191,10 @@ def make_types_once() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.numel, self.shape = type.of_tensors if type.is_block() else scalar
 
-    def seen(shape) -> list[str]:
-        """Of two equal types and of their tensors: all that can be read."""
+    def description(shape) -> list[str]:
+        """Return all fields of two equal types and of their tensors."""
         types = [core.block_type(core.float32, shape) for _ in range(2)]
-        made = [*types, *(core.tensor(None, of) for of in (*types, core.int64))]
+        made = [*types, *(core.tensor(None, each) for each in (*types, core.int64))]
         return [
             f"{name} {type(value)} {value}"
             for each in made
@@ -160,14 +203,14 @@ def make_types_once() -> None:
         ]
 
     examples = ([4], [core.constexpr(2), 8])
-    before = [seen(shape) for shape in examples]
+    before = [description(shape) for shape in examples]
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
-    if [seen(shape) for shape in examples] != before:
+    if [description(shape) for shape in examples] != before:
         core.block_type.__init__, core.tensor.__init__ = make_type, make_tensor
 
 
-def leave_out_what_is_not_asked() -> None:
-    """Without debug, Triton looks for overflows of integers, and then drops what it found."""
+def skip_overflow_checks() -> None:
+    """Without debug, Triton computes integer overflows and ignores the result."""
     options = getattr(interpreter.interpreter_builder, "options", None)
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         interpreter.interpreter_builder.options = dataclasses.replace(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from planted_samplers import Change, same
+from planted_samplers import Change, generator, mixed, same
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels import flash_sample
+from fsbench.kernels import flash_sample, verify_drafts
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
 
-TOLD = ("scored", "entropy", "above", "order", "scored_top")
+SCORE_MISTAKES = ("scored", "entropy", "above", "order", "scored_top")
 
 
-def told(logits: Tensor, tokens: Tensor, T: float | Tensor, top: int = 0, **mistakes: Change):
+def token_scores(
+    logits: Tensor, tokens: Tensor, T: float | Tensor, top: int = 0, **mistakes: Change
+):
     """What is said of tokens [B, n] and rows: logprob, entropy, rank, top_tokens, top_logprob.
 
     mistakes: scored, the T [B, 1] of log-probabilities; entropy; above, whether a logit counts as
@@ -52,11 +55,11 @@ def contract(
     mistakes: seed, of (seed, mask); step; mask [B, V], of (mask, seed, step); bias, of (bias, T);
         temperature, of (T, seed, mask); sample, of (seed, number of the sample); drawn_from, of
         (logits, T, number, logits without mask); tokens, of (tokens, logits, T, seed, step);
-        scored_from, of (logits, logits without bias); logprob; those of `told`.
+        scored_from, of (logits, logits without bias); logprob; those of `token_scores`.
     """
-    known = {"seed", "step", "mask", "bias", "temperature", "sample", "drawn_from", "tokens",
-             "scored_from", "logprob", *TOLD}  # fmt: skip
-    assert set(mistakes) <= known, mistakes
+    names = {"seed", "step", "mask", "bias", "temperature", "sample", "drawn_from", "tokens",
+             "scored_from", "logprob", *SCORE_MISTAKES}  # fmt: skip
+    assert set(mistakes) <= names, mistakes
 
     def wrong(name: str) -> Change:
         return mistakes.get(name, same)
@@ -76,24 +79,26 @@ def contract(
         logits = reference.processed_logits(plain, bias=bias, mask=mask)
         drawn = []
         for number in range(num_samples):
-            key, at = wrong("sample")((seed, number))
+            key, number_drawn = wrong("sample")((seed, number))
             scores, T = (logits, temperature)
             if "drawn_from" in mistakes:
                 scores, T = mistakes["drawn_from"](logits, temperature, number, plain)
             expected = reference.expect(
-                scores, key, offset, T, noise, sample=at, find_acceptable=False
+                scores, key, offset, T, noise, sample=number_drawn, find_acceptable=False
             )
             drawn.append(expected.tokens)
         tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
         tokens = wrong("tokens")(tokens, logits, temperature, seed, offset)
         if not (return_logprob or return_entropy or return_rank or return_top):
             return SimpleNamespace(tokens=tokens)
-        of_told = {name: mistakes[name] for name in TOLD if name in mistakes}
+        score_mistakes = {name: mistakes[name] for name in SCORE_MISTAKES if name in mistakes}
         logits = wrong("scored_from")(logits, masked)
-        said = told(logits, tokens.view(len(logits), -1), temperature, return_top, **of_told)
-        said.logprob = wrong("logprob")(said.logprob.view_as(tokens))
-        said.rank = said.rank.view_as(tokens)
-        return SimpleNamespace(tokens=tokens, **vars(said))
+        result = token_scores(
+            logits, tokens.view(len(logits), -1), temperature, return_top, **score_mistakes
+        )
+        result.logprob = wrong("logprob")(result.logprob.view_as(tokens))
+        result.rank = result.rank.view_as(tokens)
+        return SimpleNamespace(tokens=tokens, **vars(result))
 
     def build(problem: Problem, weight: Tensor):
         def launch(hidden, seed, offset):
@@ -120,6 +125,95 @@ def contract(
 def complete(**mistake: Change) -> Provider:
     """A sampler with the full call that does not say whose noise it has."""
     return contract(own=True, **mistake)
+
+
+# Mistakes: functions of what they replace
+
+
+def forbidden_once_in_17000(allowed: Tensor, seed: Tensor, step: Tensor) -> Tensor:
+    """One row in 17,000 has a token that is masked."""
+    u = generator(mixed(int(seed[0]), int(step[0]), 3)).random(len(allowed))
+    return allowed ^ (torch.from_numpy(u) < 1 / 17_000)[:, None]
+
+
+def of_row_xor(bit: int) -> Change:
+    """The temperature of another row, where T is a tensor."""
+
+    def change(T: float | Tensor, *_: object) -> float | Tensor:
+        if not isinstance(T, Tensor):
+            return T
+        rows = torch.arange(len(T))
+        return T[torch.where(rows ^ bit < len(T), rows ^ bit, rows)]
+
+    return change
+
+
+def last_of_equals_first(order: Tensor, logits: Tensor) -> Tensor:
+    """The tokens by logit, of equal ones the higher first."""
+    order = logits.flip(1).sort(dim=1, descending=True, stable=True).indices
+    return logits.shape[1] - 1 - order
+
+
+def other_seed_for_the_last(tokens, logits, T, seed, step):
+    """The last row of odd batches above 100 is drawn with another seed."""
+    if len(logits) <= 100 or len(logits) % 2 == 0:
+        return tokens
+    tokens = tokens.clone()
+    T, seed, step = (x[-1:] if isinstance(x, Tensor) else x for x in (T, seed, step))
+    tokens[-1:] = reference.expect(logits[-1:], seed + 1, step, T, "group").tokens.view(
+        1, *[1] * (tokens.ndim - 1)
+    )
+    return tokens
+
+
+def last_of_equals(tokens, logits, T, *_):
+    """T = 0 takes the last of equal logits."""
+    T = torch.as_tensor(T).expand(len(logits))
+    last = logits.shape[1] - 1 - logits.flip(1).argmax(1)
+    greedy = ((T == 0) & (tokens.view(len(tokens), -1)[:, 0] >= 0)).view(
+        -1, *[1] * (tokens.ndim - 1)
+    )
+    return torch.where(greedy, last.view(greedy.shape), tokens)
+
+
+def masked_rows_swapped(T, seed, mask):
+    """Above 100 rows, where there is a mask, a row has the T of the row before."""
+    if mask is None or not isinstance(T, Tensor) or len(T) <= 100:
+        return T
+    swapped = T.roll(1)
+    return torch.where((swapped == 0) | (T == 0), T, swapped)
+
+
+def per_request(change: Callable[[Tensor], Tensor]) -> Change:
+    """A hook of seeds that are one per request."""
+    return lambda seed, _: change(seed) if len(seed) > 1 else seed
+
+
+def eager_acceptance(sampled: Tensor, drafts: Tensor):
+    """A quarter of wrong drafts are accepted: those whose token is a multiple of 4."""
+    tokens = sampled.clone()
+    tokens[:, :-1] = torch.where(drafts % 4 == 0, drafts, tokens[:, :-1])
+    return verify_drafts(tokens, drafts)
+
+
+def behind_the_first_wrong(sampled: Tensor, drafts: Tensor):
+    """Drafts that are right behind a wrong one count as accepted."""
+    verified = verify_drafts(sampled, drafts)
+    return verified._replace(num_accepted=(sampled[:, :-1] == drafts).sum(1))
+
+
+def output_ignored(logits, prompts, outputs, **penalties):
+    return reference.penalized(logits, prompts, torch.zeros_like(outputs), **penalties)
+
+
+def prompt_counted(logits, prompts, outputs, **penalties):
+    return reference.penalized(logits, prompts, prompts + outputs, **penalties)
+
+
+def always_divided(logits, prompts, outputs, **penalties):
+    """The repetition penalty divides logits below 0, too, which makes them likelier."""
+    seen, repeated = (prompts + outputs) > 0, logits / penalties.pop("repetition")
+    return reference.penalized(torch.where(seen, repeated, logits), prompts, outputs, **penalties)
 
 
 # Scores

@@ -88,7 +88,7 @@ def whole_noise(seed, step, B, V, uniform=fine_exponential):
 
 def of_key(change: Callable[[int, int], tuple[int, int]]) -> Noise:
     """whole_noise of another (seed, step)."""
-    return lambda seed, step, *rest: whole_noise(*change(seed, step), *rest)
+    return lambda seed, step, *args: whole_noise(*change(seed, step), *args)
 
 
 def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor:
@@ -308,3 +308,69 @@ def rounded_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     """The complement of u in fp32, without the care for small u."""
     exponential, gumbel = honest_map(codes)
     return exponential, torch.where(codes % 1000 == 0, gumbel + 1e-3, gumbel)
+
+
+# Steps that the gate of `fsbench run` must reject
+
+
+def without_first(step: Step) -> Step:
+    """The first token is not looked at."""
+    return lambda y, *args: step(y[:, 1:], *args) + 1 if y.shape[1] > 1 else y.argmax(1)
+
+
+def without_last(step: Step) -> Step:
+    return lambda y, *args: step(y[:, : max(1, y.shape[1] - 1)], *args)
+
+
+def greedy(logits, T, seed, offset):
+    return logits.argmax(1)
+
+
+honest = noisy(argmax)
+
+
+BIASED: dict[str, Step] = {
+    "temperature ignored": noisy(lambda y, T, g: (y + g).argmax(1)),
+    "temperature squared": noisy(lambda y, T, g: (y + T * T * g).argmax(1)),
+    "noise sign flipped": noisy(lambda y, T, g: (y - T * g).argmax(1)),
+    "last token never drawn": without_last(honest),
+    "first token never drawn": without_first(honest),
+    "shifted by one": lambda y, *args: (honest(y, *args) + 1) % y.shape[1],
+    "outside the vocabulary": lambda y, *args: honest(y, *args).sub(1) % (y.shape[1] + 1),
+    "negative ids": lambda y, *args: honest(y, *args) - 1,
+    "always the same token": lambda y, *args: torch.full((len(y),), 3 % y.shape[1]),
+    "greedy": greedy,
+    "uniform": lambda y, *args: torch.randint(y.shape[1], (len(y),)),
+    "noise capped": noisy(lambda y, T, g: (y + T * g.clamp_max(5)).argmax(1)),
+}
+
+
+def second_best(logits, T, seed, offset):
+    return logits.topk(min(2, logits.shape[1]), 1).indices[:, -1]
+
+
+def of_many(step: Step) -> Step:
+    """A mistake of more than one tile of 128 tokens."""
+    return lambda y, *args: (step if y.shape[1] > 128 else greedy)(y, *args)
+
+
+NOT_GREEDY: dict[str, Step] = {
+    "second best": second_best,
+    "padding wins over negative logits": lambda y, *args: (
+        torch.nn.functional.pad(y, (0, -y.shape[1] % 64)).argmax(1).clamp_max(y.shape[1] - 1)
+    ),
+    "last token unseen": without_last(greedy),
+    "first token unseen": without_first(greedy),
+    "last of many unseen": of_many(without_last(greedy)),
+    "first of many unseen": of_many(without_first(greedy)),
+    "rows beyond 16 lost": lambda y, *args: y.argmax(1).where(torch.arange(len(y)) < 16, 0),
+    **{
+        name: BIASED[name]
+        for name in (
+            "shifted by one",
+            "outside the vocabulary",
+            "always the same token",
+            "temperature ignored",
+        )
+    },
+}

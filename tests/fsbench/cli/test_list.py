@@ -134,8 +134,7 @@ def test_the_capabilities_are_those_that_each_claims(no_gpu, tmp_path):
                 expected.append(field if value is True else f"{field} ({values})")
         assert listed == expected
     assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in words
-    for name, meaning in CLAIMS.items():
-        assert _line(text, name) == meaning
+    assert text.splitlines()[-len(CLAIMS) :] == [f"{n:20}{CLAIMS[n]}" for n in CLAIMS]
 
 
 def test_every_capability_is_listed():

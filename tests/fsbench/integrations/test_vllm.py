@@ -17,8 +17,9 @@ from tree import ROOT
 from vllm_play import Play
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import DRAW_MARK, MATMUL_MARK, entry, vllm_head, vllm_runner
+from fsbench.integrations import entry, vllm_head, vllm_runner
 from fsbench.integrations import vllm as plugin
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"

@@ -14,7 +14,8 @@ def reported(monkeypatch, tmp_path):
 
     def settle(torch_has=(), nvcc_says=None, **environ):
         for name in ("TRITON_PTXAS_PATH", "NVCC_APPEND_FLAGS", "CUDA_PATH"):
-            monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv(name, "")  # a variable that `settle` sets is removed afterwards
+            monkeypatch.delenv(name)
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
         (tmp_path / "bin").mkdir()
         for name in torch_has:

@@ -1,4 +1,4 @@
-"""What is measured beside the time, on a GPU: kernels by their real names, forms, and joules."""
+"""Measurements in addition to time, on a GPU: kernels by their real names, forms, and energy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ pytestmark = [
 ]
 
 SHAPE = Problem(16, 1024, 32000, "bf16")
-FOUND = discover().values()
-MINE = [entry for entry in FOUND if not entry.refusal(SHAPE) and entry.provider.kind is Kind.EXACT]
+ENTRIES = discover().values()
+AVAILABLE = [
+    entry for entry in ENTRIES if not entry.refusal(SHAPE) and entry.provider.kind is Kind.EXACT
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +42,37 @@ def records(tmp_path_factory: pytest.TempPathFactory):
         pytest.skip("cupti-python is not installed")
     folder: Path = tmp_path_factory.mktemp("profile") / "run"
     store = Store.create(folder, {})
-    plan = Plan([SHAPE], MINE, warmup=3, iters=20, rounds=2, check=False, forms=True, energy_s=0.5)
+    plan = Plan(
+        [SHAPE], AVAILABLE, warmup=3, iters=20, rounds=2, check=False, forms=True, energy_s=0.5
+    )
     index = device_state.nvml_index(torch.cuda.current_device())
     Runner(plan, Recorder(store), make_timer("cupti", "cuda"), "", index).run()
     store.close()
     return {record.cell.provider: record for record in read_records(folder)}
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in MINE])
+@pytest.mark.parametrize("name", [entry.name for entry in AVAILABLE])
 def test_every_kernel_has_a_class(records, name):
     record = records[name]
     assert record.status == "ok", record.reason
     assert not record.lacks
-    found = split(record)
-    if found is None:  # neither its names nor a form tell: it is one kernel
+    breakdown = split(record)
+    if breakdown is None:  # neither names nor a form separate its parts: it is one kernel
         assert record.rounds[0].n_kernels == 1 and not record.forms
         return
-    assert found.matmul_us > 0
-    if found.by == "names":
+    assert breakdown.matmul_us > 0
+    if breakdown.by == "names":
         kernels = kernel_rows([record])
         assert not list(kernels[kernels["part"] == Part.UNKNOWN]["kernel"])
-        assert found.sampling_us > 0 or name == "simple_offload"  # which draws on the CPU
+        assert breakdown.sampling_us > 0 or name == "simple_offload"  # which draws on the CPU
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in MINE])
+@pytest.mark.parametrize("name", [entry.name for entry in AVAILABLE])
 def test_energy_is_within_what_the_gpu_can_draw(records, name):
-    found = records[name].energy
-    watts = found.joules / found.seconds
-    assert 0 < found.idle_w < watts < 1000
-    assert 0.3 < found.seconds < 0.8
+    energy = records[name].energy
+    watts = energy.joules / energy.seconds
+    assert 0 < energy.idle_w < watts < 1000
+    assert 0.3 < energy.seconds < 0.8
 
 
 def test_energy_agrees_with_power_and_time():
@@ -84,11 +88,11 @@ def test_energy_agrees_with_power_and_time():
         return hardware.energy_mj(index)
 
     queue = partial(runner.queue_steps, lambda: hidden @ weight.T, offset, "cuda", True)
-    found = loops.run_loop(queue, counter, 2.0, 0.0)
-    assert found.joules / found.seconds == pytest.approx(watts[-1], rel=0.15)
+    energy = loops.run_loop(queue, counter, 2.0, 0.0)
+    assert energy.joules / energy.seconds == pytest.approx(watts[-1], rel=0.15)
 
 
-@pytest.mark.parametrize("entry", [entry for entry in MINE if entry.provider.matmul_form])
+@pytest.mark.parametrize("entry", [entry for entry in AVAILABLE if entry.provider.matmul_form])
 def test_the_matmul_form_computes_the_logits(entry):
     problem = Problem(17, 1024, 32000, "bf16")
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from planted_bugs import BIASED, NOT_GREEDY, greedy, honest
+from planted_samplers import BIASED, NOT_GREEDY, greedy, honest, token_noise
 from planted_samplers import stepped as provider
-from planted_samplers import token_noise
 
 from fsbench import reference
 from fsbench.errors import ProviderUnavailable, UnsupportedProblem

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from planted_bugs import BIASED, greedy, honest, second_best
-from planted_samplers import Step, token_noise
+from planted_samplers import BIASED, Step, greedy, honest, second_best, token_noise
 from planted_samplers import stepped as provider
 
 from fsbench import inputs

@@ -6,8 +6,8 @@ import numpy as np
 import planted_samplers as samplers
 import pytest
 import torch
-from planted_bugs import BUGS, IN_THE_FAR_TAIL, RARE, of_row_xor
-from planted_calls import complete, contract
+from planted_bugs import BUGS, IN_THE_FAR_TAIL, RARE
+from planted_calls import complete, contract, of_row_xor
 from planted_samplers import by_inverse_cdf, filtered, planted
 from tiers import first_quick, full
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted_calls import honest_score, scorer, told
+from planted_calls import honest_score, scorer, token_scores
 
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
@@ -43,7 +43,7 @@ WRONG = {
 CAPABILITIES = ("per_row_temperature", "greedy_rows", "mask", "logprob", "entropy", "rank")
 
 
-def full_call(scores_of=told, **mistakes) -> Provider:
+def full_call(scores_of=token_scores, **mistakes) -> Provider:
     """Return a score that also has a full call. scores_of: (logits, targets, T) -> result."""
 
     def score(hidden, weight, targets, *, temperature, mask, return_entropy, return_rank):
@@ -55,13 +55,13 @@ def full_call(scores_of=told, **mistakes) -> Provider:
 
 
 def without_rank(*arguments):
-    result = told(*arguments)
+    result = token_scores(*arguments)
     del result.rank
     return result
 
 
 def infinities_capped(*arguments):
-    result = told(*arguments)
+    result = token_scores(*arguments)
     result.logprob.clamp_min_(-1e4)
     return result
 

@@ -236,7 +236,7 @@ def test_describe_and_the_choice_on_a_gpu(monkeypatch):
         assert isinstance(config, TileConfig) and config.v_on_m and config.num_stages > 1
         assert "is at most 32 rows" in _choice.explanation(B, *full, **arguments)
         assert _choice.config_for(B, *short, **arguments) == ONE_BYTE
-        assert "room for 57 MB" in _choice.explanation(B, *short, **arguments)
+        assert "read 57 MB more" in _choice.explanation(B, *short, **arguments)
     for B, expected in ((33, ONE_BYTE), (64, ONE_BYTE), (65, MANY_ROWS), (300, MANY_ROWS)):
         assert _choice.config_for(B, *full, **arguments) == expected
         assert "is above 32 rows" in _choice.explanation(B, *full, **arguments)
