@@ -255,7 +255,7 @@ def _launch_rows(
     if steps.searches:
         sums = logits.new_empty(B, blocks, search.SECTIONS.value)
         if tested:
-            tops, before = logits.new_empty(2, B, blocks)
+            tops, before = (logits.new_empty(B, blocks) for _ in range(2))
             masses = plan.new_empty(B, blocks, 2)
         for turn in range(steps.searches):
             race = tested and turn % 2 == 1

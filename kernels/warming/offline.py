@@ -348,6 +348,11 @@ def use_cpu_guard() -> None:
     guards[1] = guards[0]
 
 
+def _offset_in_bytes(tensor: torch.Tensor) -> int:
+    """Return the distance of a tensor from its allocation; kernels differ by its alignment."""
+    return tensor.storage_offset() * tensor.element_size()
+
+
 @contextmanager
 def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
     """Run public calls on tensors of `cuda` without memory; record what each launch would compile.
@@ -379,7 +384,7 @@ def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
     with (
         mock.patch.multiple(torch.cuda, **cuda),
         mock.patch.object(torch.version, "hip", chip.amd or None),
-        mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
+        mock.patch.object(FakeTensor, "data_ptr", _offset_in_bytes),  # allocations are aligned
         mock.patch.object(api, "is_traced", lambda tensor: False),
         mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **k: op._init_fn(*a, **k)),
         mock.patch.object(JITFunction, "_do_compile", record),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import astuple
@@ -74,6 +75,31 @@ def test_an_interpreter_compiles_nothing(monkeypatch):
     monkeypatch.setattr("triton.knobs.runtime.interpret", True)
     with pytest.raises(ValueError, match="TRITON_INTERPRET: expected 0"):
         list(compiled(CHIPS["h200"], [Shape("plain", 1, 64, 512, "bf16")], 1))
+
+
+MISALIGNED = """
+import torch
+from fsbench.kernels.warming.offline import CHIPS, Shape, use_cpu_guard, without_gpu
+use_cpu_guard()
+request = Shape("row-filters", 3, 512, 6144, "bf16")
+with without_gpu(CHIPS["h200"]) as launches:
+    request()
+    print(torch.zeros(8, device="cuda")[1:].data_ptr() % 16)
+for launch in launches:
+    if launch.kernel.__name__ == "sampling_narrow_kernel":
+        print(launch.key.count("('*fp32', '')"))
+"""
+
+
+def test_slices_are_as_aligned_as_on_a_gpu():
+    """Triton compiles another kernel for each pointer that is no multiple of 16 bytes.
+
+    The scratch of the search for a cutoff is aligned at any batch size: 3 rows of 3 blocks here.
+    """
+    command = [sys.executable, "-c", MISALIGNED]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["4", "0", "0", "0"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
