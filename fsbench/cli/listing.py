@@ -135,7 +135,7 @@ def _where(row: dict[str, Any]) -> str:
 
 
 CLAIMS = {
-    "noise": "tokens follow docs/design/noise.md, with token or group noise",
+    "noise": "tokens follow docs/design/noise.md (token or group noise)",
     "fused": "the logits never reach memory",
     "zero_temperature": "temperature 0 is accepted and greedy",
     "graph_safe": "can be captured in a CUDA graph",
