@@ -350,7 +350,7 @@ def use_cpu_guard() -> None:
 
 def _offset_in_bytes(tensor: torch.Tensor) -> int:
     """Return the distance of a tensor from its allocation; kernels differ by its alignment."""
-    return tensor.storage_offset() * tensor.element_size()
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 @contextmanager
