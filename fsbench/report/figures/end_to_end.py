@@ -15,6 +15,9 @@ from fsbench.report.figures.style import styles
 ACROSS = 3
 """Most panels in a row."""
 
+LARGEST_DEVIATION = 2.0
+"""Savings whose standard deviation over runs exceeds this, in percent, are not drawn."""
+
 
 def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yield (engine, figure) for each engine of an fsbench.e2e.summary that has times."""
@@ -36,8 +39,8 @@ def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
 def draw(rows: pd.DataFrame) -> Figure:
     """Draw one engine: medians over runs, with bars from the lowest run to the highest.
 
-    The panel below shows the share of the baseline's time that is saved, and Amdahl's bound: the
-    share saved if sampling took no time.
+    The panel below shows the share of the baseline's time that is saved, where runs agree
+    (LARGEST_DEVIATION), and Amdahl's bound: the share saved if sampling took no time.
     """
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
     models = list(rows.groupby(["model", "tp", "requests"], sort=False))
@@ -63,8 +66,9 @@ def draw(rows: pd.DataFrame) -> Figure:
                 ordered.b, ordered.tpot_ms, yerr=spread, label=ordered.label.iloc[0], **style
             )
             if not ordered.baseline.iloc[0]:
+                steady = ordered[~(ordered.reduction_sd_pct > LARGEST_DEVIATION)]
                 lower.errorbar(
-                    ordered.b, ordered.reduction_pct, yerr=ordered.reduction_sd_pct, **style
+                    steady.b, steady.reduction_pct, yerr=steady.reduction_sd_pct, **style
                 )
         bound = of_model[of_model.baseline].sort_values("b")
         if bound.amdahl_pct.notna().any():
@@ -84,7 +88,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         upper.set_ylim(0, 1.08 * of_model.tpot_max_ms.max())  # no marker at the edge
     for upper, lower in panels[::across]:
         upper.set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
-        lower.set_ylabel("Saved (%)\nbars: ± 1 standard deviation")
+        lower.set_ylabel("Saved (%)\nbars: ± 1 standard deviation,\nnot drawn above 2 %")
     first = rows.iloc[0]
     in_words(figure, f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}")
     legend(figure, *panels[:, 1], *panels[:, 0])
