@@ -26,7 +26,7 @@ from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import Decoder, request_kinds
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.errors import EngineFailed, EngineUnavailable, unknown_name
-from fsbench.integrations.draw import check_sampler, sampler_labels, unavailable_reason
+from fsbench.integrations.draw import sampler_label, unavailable_reason
 from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, check_version
 from fsbench.machine.packages import package_version
 
@@ -77,8 +77,7 @@ class Vllm:
     def label(self, sampler: str) -> tuple[str, bool]:
         if sampler in VLLM_SAMPLERS:
             return VLLM_SAMPLERS[sampler], False
-        check_sampler(sampler)
-        return sampler_labels()[sampler]
+        return sampler_label(sampler)
 
     def unavailable_reason(self, sampler: str) -> str | None:
         if sampler == WITH_FLASHINFER and package_version("flashinfer-python") is None:
