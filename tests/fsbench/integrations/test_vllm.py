@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import tomllib
 from typing import Any
 
 import pytest
@@ -67,19 +68,12 @@ def test_off_unless_switched_on_and_hooked_once(monkeypatch, vllm):
     assert vllm[RUNNER].GPUModelRunner.sample is hooked is not before["sample"]
 
 
-def test_the_entry_point_is_declared_and_cannot_fail_on_import():
-    """vLLM finds it by this group; it ignores an import that fails."""
-    import tomllib
-
+def test_the_entry_point_is_declared():
+    """vLLM finds it by this group."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = config["project"]["entry-points"]["vllm.general_plugins"]["fsbench"]
     module, _, name = declared.partition(":")
     assert getattr(importlib.import_module(module), name) is entry.register
-    imports = [line for line in (ROOT / "fsbench/integrations/entry.py").read_text().splitlines()
-               if line.startswith(("import", "from"))]  # fmt: skip
-    assert imports == [
-        "from __future__ import annotations", "import os", "from fsbench import integrations",
-    ]  # fmt: skip
 
 
 def test_an_unknown_sampler_stops_the_engine(monkeypatch, vllm):
@@ -292,16 +286,6 @@ def test_new_weights_are_drawn_from(monkeypatch, load, screens, change, kept):
     if kept == "screened head":
         assert screens == [1, 1]
         assert (runner._fsbench._draws is draws) == (change != "another tensor")
-
-
-def test_ranks_agree_on_a_reason(monkeypatch):
-    def all_gather(reasons: list[Any], reason: Any, group: Any) -> None:
-        reasons[:] = [None, reason, "model: compute_logits"]
-
-    monkeypatch.setattr(vllm_head.dist, "get_world_size", lambda group: 3)
-    monkeypatch.setattr(vllm_head.dist, "all_gather_object", all_gather)
-    assert vllm_head.first_reason(None, None) == "model: compute_logits"
-    assert vllm_head.first_reason("model: LoRA", None) == "model: LoRA"
 
 
 def test_weights_that_become_unsupported_are_left_to_vllm(load):

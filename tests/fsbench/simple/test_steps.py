@@ -71,21 +71,6 @@ def test_designs_draw_the_oracles_tokens_step_by_step(design, controls):
             output.append(token)
 
 
-def test_a_wrong_mass_of_the_tail_is_seen():
-    """The comparison above can fail: half the tail's mass moves draws to the hot tokens."""
-    step = Shvs(64, V, hot=400)
-    uniform = torch.empty(64, dtype=torch.float64)
-    wrong = 0
-    for number in range(4):
-        step.logits.copy_(LOGITS)
-        step.supply()
-        step.plane.ring.tail_sum *= 0.5
-        tokens = step.tokens(torch.tensor([5]), torch.tensor([number]))
-        uniforms(uniform, torch.tensor([5]), torch.tensor([number]))
-        wrong += int((~oracle(PLAIN, uniform, HISTORY).accepts(tokens, uniform)).sum())
-    assert wrong > 5
-
-
 def test_the_engines_sampler_draws_from_its_probabilities():
     torch.manual_seed(0)
     step = FullV(2048, V, 0.5)
