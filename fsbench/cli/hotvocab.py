@@ -157,7 +157,7 @@ def pipeline(
     Prints the time between microbatches, tokens per second, the time per output token, and the
     idle share of the stages.
     """
-    from fsbench.simple.pipeline import Pipeline, steady_state
+    from fsbench.simple.pipeline import steady_state
 
     counts = int_list(in_flight, "--in-flight") if in_flight else [stages, stages + 1, stages + 2]
     samplings = [
@@ -168,8 +168,7 @@ def pipeline(
         raise InvalidArgument("--sampler: expected at least one, or --run; got none")
     rows = []
     for m in counts:
-        made = Pipeline((stage_us,) * stages, m, batch)
-        outcomes = [(each, steady_state(made, each)) for each in samplings]
+        outcomes = [(each, steady_state(stages, stage_us, m, batch, each)) for each in samplings]
         fastest = min(outcome.cycle_us for _, outcome in outcomes)
         for each, outcome in outcomes:
             rows.append(
@@ -179,7 +178,6 @@ def pipeline(
                     "on_stage_us": each.on_stage_us,
                     "beside_us": list(each.beside_us),
                     **asdict(outcome),
-                    "bubble": outcome.bubble,
                     "times_fastest": outcome.cycle_us / fastest,
                 }
             )

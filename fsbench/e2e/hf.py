@@ -12,7 +12,6 @@ the same shape without drafts are decoded too, and their tokens have to be the s
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -29,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import DRAFTERS, PLAIN, Decoder, drafts_label
 from fsbench.e2e.records import Decoded, Drafting, Profile
-from fsbench.e2e.trace import step_profile
+from fsbench.e2e.trace import read_profile
 from fsbench.errors import EngineFailed, EngineUnavailable, InvalidArgument, shown
 from fsbench.integrations.decode_loop import (
     Decoding,
@@ -42,7 +41,6 @@ from fsbench.integrations.decode_loop import (
     synchronize,
 )
 from fsbench.integrations.draw import (
-    DRAW_MARK,
     MATMUL_MARK,
     SERVING,
     Draw,
@@ -272,8 +270,7 @@ class HfSession:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             recorded.export_chrome_trace(str(path))
-            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        return step_profile(events, DRAW_MARK, MATMUL_MARK)
+            return read_profile(path)
 
     def _timed(self, work: Callable[[], object]) -> float:
         """Return the mean time of back-to-back calls, in microseconds."""

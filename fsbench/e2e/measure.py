@@ -117,7 +117,7 @@ def _measure_model(
     for name in plan.samplers:
         reason = engine.unavailable_reason(name)
         if reason:
-            store.append_status(cases[name], "unavailable", reason)
+            store.append(cases[name], status="unavailable", reason=reason)
             say(f"{name}: {reason}")
         else:
             available.append(name)
@@ -137,7 +137,7 @@ def _measure_model(
                 say(f"{name}: {error}")
                 continue
             if counts is not None:
-                store.append_counts(cases[name], counts)
+                store.append(cases[name], counts=counts)
     finally:
         session.close()
     return failed
@@ -156,14 +156,14 @@ def _measure_batch(
     broken: set[str] = set()
 
     def run(name: str, number: int) -> None:
-        store.append_run(cases[name], number, session.decode(name, B, requests))
+        store.append(cases[name], run=number, decoded=session.decode(name, B, requests))
 
     def profile(name: str, number: int) -> None:
         sample = session.profile(name, B, requests)
         if isinstance(sample, Drafting):
-            store.append_drafting(cases[name], number, sample)
+            store.append(cases[name], run=number, drafting=sample)
         elif sample is not None:
-            store.append_profile(cases[name], sample, number)
+            store.append(cases[name], run=number, profile=sample)
 
     names = list(cases)
     actions: list[tuple[str, Callable[[], None]]] = [
@@ -177,7 +177,7 @@ def _measure_batch(
             action()
         except Exception as error:  # an engine's error may be of any class
             status = "oom" if is_out_of_memory(error) else "error"
-            store.append_status(cases[name], status, describe(error))
+            store.append(cases[name], status=status, reason=describe(error))
             say(f"{name}, B={B}: {describe(error)}")
             broken.add(name)
     say(f"{first_case.model}, {requests}, B={B}: measured")

@@ -11,7 +11,7 @@ A folder holds
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,25 +146,15 @@ class StepStore:
         write_environment(folder, environment)
         self._lines = Lines.open(path)
 
-    def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
-        self._append(case, run=run, decoded=asdict(decoded))
+    def append(self, case: Case, **sample: Any) -> None:
+        """Append a line of a case.
 
-    def append_profile(self, case: Case, profile: Profile, run: int = 0) -> None:
-        self._append(case, run=run, profile=asdict(profile))
-
-    def append_drafting(self, case: Case, run: int, drafting: Drafting) -> None:
-        self._append(case, run=run, drafting=asdict(drafting))
-
-    def append_counts(self, case: Case, counts: Mapping[str, Any]) -> None:
-        """Append the counters of served and unserved tokens."""
-        self._append(case, counts=dict(counts))
-
-    def append_status(self, case: Case, status: str, reason: str) -> None:
-        """Append why a case has no (more) samples; status: one of records.cell.STATUSES."""
-        self._append(case, status=status, reason=reason)
-
-    def _append(self, case: Case, **sample: Any) -> None:
-        self._lines.append({"case": asdict(case), **sample})
+        Args:
+            sample: decoded, profile or drafting, each with run; counts; or status, one of
+                records.cell.STATUSES, with the reason why the case has no (more) samples.
+        """
+        fields = {name: vars(x) if is_dataclass(x) else x for name, x in sample.items()}
+        self._lines.append({"case": vars(case), **fields})
 
     def close(self) -> None:
         self._lines.close()
@@ -183,34 +173,25 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [_typed(path, line) for line in read_lines(path)]
 
 
-_SAMPLES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "decoded": (Decoded, {"run": int}),
-    "profile": (Profile, {}),
-    "drafting": (Drafting, {"run": int}),
-}
-"""Field that holds a line's sample -> type of the sample, types of the line's other fields."""
+_SAMPLES: dict[str, Any] = {"decoded": Decoded, "profile": Profile, "drafting": Drafting}
+_OTHERS = {"run": int, "counts": dict[str, Any], "status": str, "reason": str}
+"""Fields of a line, apart from its case, and their types."""
 
 
 def _typed(path: Path, line: Line) -> dict[str, Any]:
     value = line.value
     try:
         typed(Case, value.get("case"))
-        kind = next((name for name in _SAMPLES if name in value), None)
-        others: dict[str, Any] = {"status": str, "reason": str}
-        if kind:
-            sample, others = _SAMPLES[kind]
-            typed(sample, value[kind])
-            if value["case"]["b"] < 1:  # 0 if one status holds for all batch sizes
-                raise ValueError("b: expected at least one request with a measurement")
-        elif "counts" in value:
-            others = {"counts": dict[str, Any]}
-        elif value.get("status") not in STATUSES:
+        samples = [name for name in _SAMPLES if name in value]
+        for name in samples:
+            typed(_SAMPLES[name], value[name])
+        for name in _OTHERS.keys() & value:
+            if not fits(value[name], _OTHERS[name]):
+                raise TypeError(f"{name}: expected {_OTHERS[name]}; got {value[name]!r:.40}")
+        if samples and value["case"]["b"] < 1:  # 0 if one status holds for all batch sizes
+            raise ValueError("b: expected at least one request with a measurement")
+        if not samples and "counts" not in value and value.get("status") not in STATUSES:
             raise ValueError(f"status: expected one of {', '.join(STATUSES)}")
-        for name, hint in others.items():
-            if not fits(value.get(name), hint):
-                raise TypeError(f"{name}: expected {hint}; got {value.get(name)!r:.40}")
-        if not fits(value.get("run", 0), int):
-            raise TypeError(f"run: expected an integer; got {value['run']!r:.40}")
     except (ValueError, TypeError) as error:
         raise ResultsError(f"{path}: line {line.number} is damaged ({error})") from error
     return value

@@ -32,20 +32,20 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         case = {"requests": PLAIN, "drafts": 0, **line["case"]}
-        if "counts" in line or "served" in line:
+        if "counts" in line:
             continue
         entry = cases.setdefault(
             tuple(case[name] for name in _KEY),
             {"case": case, "runs": {}, "profiles": {}, "drafts": [], "status": "ok", "reason": ""},
         )
         if "decoded" in line:
-            entry["runs"][line["run"]] = line["decoded"]
+            entry["runs"][line.get("run", 0)] = line["decoded"]
         elif "profile" in line:
             entry["profiles"][line.get("run", 0)] = line["profile"]
         elif "drafting" in line:
             entry["drafts"].append(line["drafting"])
         else:
-            entry["status"], entry["reason"] = line["status"], line["reason"]
+            entry["status"], entry["reason"] = line["status"], line.get("reason", "")
     baselines = {key[:-1]: entry for key, entry in cases.items() if entry["case"]["baseline"]}
     rows = [_row(entry, baselines.get(key[:-1])) for key, entry in cases.items()]
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -8,7 +8,6 @@ range of the replay.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from typing import Any
 
 from fsbench.e2e.records import Profile
 from fsbench.errors import ResultsError
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST = ("cuda_runtime", "cuda_driver")
@@ -24,25 +24,21 @@ _HOST = ("cuda_runtime", "cuda_driver")
 Event = dict[str, Any]
 
 
-def read_events(path: Path) -> list[Event]:
-    """Return the events of a trace file, .json or .json.gz."""
-    raw = path.read_bytes()
-    try:
-        trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-        return list(trace["traceEvents"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ResultsError(f"{path}: expected a trace of torch.profiler; {error}") from error
+def read_profile(path: Path) -> Profile:
+    """Return the step_profile of a trace file."""
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    return step_profile(trace["traceEvents"])
 
 
-def step_profile(events: Iterable[Event], draw: str, matmul: str) -> Profile:
-    """Return the mean step between the first and the last range named `draw`.
+def step_profile(events: Iterable[Event]) -> Profile:
+    """Return the mean step between the first and the last range DRAW_MARK.
 
-    A step lasts from the start of a `draw` range to the start of the next; on a GPU from the first
-    kernel of one to the first kernel of the next. Ranges named `matmul` may be inside, or before
-    the first step. Times of draw and matmul are means over their ranges.
+    A step lasts from the start of such a range to the start of the next; on a GPU from the first
+    kernel of one to the first kernel of the next. Ranges MATMUL_MARK may be inside, or before the
+    first step. Times of draw and matmul are means over their ranges.
 
     Raises:
-        ResultsError: fewer than two ranges named `draw`.
+        ResultsError: fewer than two ranges DRAW_MARK.
     """
     spans = [event for event in events if event.get("ph") == "X"]
     draws, matmuls = (
@@ -50,10 +46,10 @@ def step_profile(events: Iterable[Event], draw: str, matmul: str) -> Profile:
             (e for e in spans if e.get("cat") == "user_annotation" and e["name"] == name),
             key=lambda e: float(e["ts"]),
         )
-        for name in (draw, matmul)
+        for name in (DRAW_MARK, MATMUL_MARK)
     )
     if len(draws) < 2:
-        raise ResultsError(f"trace: expected two ranges {draw!r} or more; got {len(draws)}")
+        raise ResultsError(f"trace: expected two ranges {DRAW_MARK!r} or more; got {len(draws)}")
     device = sorted((e for e in spans if e.get("cat") in _DEVICE), key=lambda e: float(e["ts"]))
     return _on_gpu(spans, device, draws, matmuls) if device else _on_cpu(draws, matmuls)
 

@@ -161,8 +161,6 @@ class Engines:
         return Profile(**self._request(sampler, do="profile", b=B, requests=requests))
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
-        if sampler in self._failed:
-            return None
         counts: dict[str, Any] | None = self._request(sampler, do="counts")
         return counts
 
@@ -207,17 +205,12 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
 class EngineProcess:
     """A child process that answers lines of JSON. Its standard error goes to the file `log`."""
 
-    def __init__(
-        self,
-        environment: dict[str, str],
-        log: Path,
-        command: Sequence[str] = (sys.executable, "-m", "fsbench.e2e.vllm_worker"),
-    ):
+    def __init__(self, environment: dict[str, str], log: Path):
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             self._child = subprocess.Popen(
-                list(command),
+                [sys.executable, "-m", "fsbench.e2e.vllm_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -238,7 +231,7 @@ class EngineProcess:
 
     def receive(self, seconds: float) -> Any:
         """Return the answer; raise EngineFailed for an error, the child's end, or a timeout."""
-        answer = json.loads(self._line(time.monotonic() + seconds, seconds))
+        answer = json.loads(self._line(seconds))
         if "error" in answer:
             raise self._error(answer["error"])
         return answer["ok"]
@@ -263,8 +256,8 @@ class EngineProcess:
                 if pipe is not None:
                     pipe.close()
 
-    def _line(self, until: float, seconds: float) -> bytes:
-        pipe = self._child.stdout
+    def _line(self, seconds: float) -> bytes:
+        pipe, until = self._child.stdout, time.monotonic() + seconds
         assert pipe is not None
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
@@ -304,25 +297,18 @@ def descendants(pid: int) -> list[int]:
     return [pid, *sorted(processes[1:])]
 
 
-def split_cores(cores: Sequence[int], processes: int) -> list[list[int]]:
-    """Return equal runs of neighboring cores, one per process; [] if there are too few."""
-    size = len(cores) // processes
-    return [list(cores[i * size : (i + 1) * size]) for i in range(processes)] if size else []
-
-
 def pin(pid: int) -> list[list[int]]:
     """Pin each descendant of a process, with all its threads, to separate cores.
 
     Returns:
-        The cores of each process in the order of `descendants`, out of those that this process may
-        use; [] if there are too few, or the system cannot pin.
+        Neighboring cores for each process in the order of `descendants`, out of those that this
+        process may use; [] if there are too few.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return []
-    processes = descendants(pid)
-    shares = split_cores(sorted(os.sched_getaffinity(0)), len(processes))
-    for process, cores in zip(processes, shares, strict=False):
+    processes, cores = descendants(pid), sorted(os.sched_getaffinity(0))
+    size = len(cores) // len(processes)
+    shares = [cores[i * size : (i + 1) * size] for i in range(len(processes))] if size else []
+    for process, share in zip(processes, shares, strict=False):
         for task in Path(f"/proc/{process}/task").glob("*"):
             with suppress(ProcessLookupError):  # a thread that has ended
-                os.sched_setaffinity(int(task.name), cores)
+                os.sched_setaffinity(int(task.name), share)
     return shares

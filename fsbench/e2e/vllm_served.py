@@ -16,9 +16,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from fsbench.e2e.models import sampling_parameters
 from fsbench.e2e.records import Decoded
-from fsbench.e2e.trace import read_events, step_profile
+from fsbench.e2e.trace import read_profile
 from fsbench.errors import EngineFailed
-from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
 _PROFILED = 24  # steps
 _TRACES = "traces"
@@ -110,7 +109,7 @@ class ServingEngine:
         paths = sorted(set(traces.glob("*.pt.trace.json")) - before)
         if not paths:
             raise EngineFailed(f"vllm: expected a trace of torch.profiler in {traces}; got none")
-        profile = step_profile(read_events(paths[0]), DRAW_MARK, MATMUL_MARK)
+        profile = read_profile(paths[0])
         for path in paths:  # about 10 MB each
             path.unlink()
         return asdict(profile)

@@ -40,63 +40,46 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """Stages and microbatches.
-
-    Attributes:
-        stage_us: Time of each stage for a microbatch, LM head included.
-        microbatches: Microbatches in flight.
-        batch: Rows of a microbatch.
-    """
-
-    stage_us: tuple[float, ...]
-    microbatches: int
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.stage_us or min(self.stage_us) <= 0:
-            raise InvalidArgument(f"stage_us: expected times above 0; got {self.stage_us}")
-        for name in ("microbatches", "batch"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name}: expected >= 1; got {getattr(self, name)}")
-
-
-@dataclass(frozen=True)
 class Outcome:
     """A pipeline in steady state.
 
     Attributes:
         cycle_us: Time between two microbatches that leave.
         step_us: Time from a token to the next one of the same row (TPOT).
-        bubbles: Share of time in which each stage is idle.
+        bubble: Mean share of time in which a stage is idle.
         enough_in_flight: Microbatches with which the loop does not limit the cycle.
     """
 
     cycle_us: float
     step_us: float
     tokens_per_s: float
-    bubbles: tuple[float, ...]
+    bubble: float
     enough_in_flight: int
 
-    @property
-    def bubble(self) -> float:
-        """The mean idle share of the stages."""
-        return sum(self.bubbles) / len(self.bubbles)
 
+def steady_state(
+    stages: int, stage_us: float, microbatches: int, batch: int, sampling: Sampling
+) -> Outcome:
+    """Return the steady state of a pipeline with this sampling.
 
-def steady_state(pipeline: Pipeline, sampling: Sampling) -> Outcome:
-    """Return the steady state of the pipeline with this sampling."""
-    stages = [*pipeline.stage_us]
-    stages[-1] += sampling.on_stage_us
-    if stages[-1] < 0:
-        raise InvalidArgument(f"on_stage_us: expected at least -{pipeline.stage_us[-1]}")
-    services = [*stages, *sampling.beside_us]
+    Args:
+        stage_us: Time of each stage for a microbatch, LM head included.
+        microbatches: Microbatches in flight.
+        batch: Rows of a microbatch.
+
+    Raises:
+        InvalidArgument: sampling takes more off the last stage than its time.
+    """
+    if stage_us + sampling.on_stage_us < 0:
+        raise InvalidArgument(f"on_stage_us: expected at least -{stage_us}")
+    times = [stage_us] * (stages - 1) + [stage_us + sampling.on_stage_us]
+    services = [*times, *sampling.beside_us]
     slowest, loop = max(services), sum(services)
-    cycle = max(slowest, loop / pipeline.microbatches)
+    cycle = max(slowest, loop / microbatches)
     return Outcome(
         cycle_us=cycle,
-        step_us=cycle * pipeline.microbatches,
-        tokens_per_s=pipeline.batch * 1e6 / cycle,
-        bubbles=tuple(1 - stage / cycle for stage in stages),
+        step_us=cycle * microbatches,
+        tokens_per_s=batch * 1e6 / cycle,
+        bubble=1 - sum(times) / (stages * cycle),
         enough_in_flight=math.ceil(loop / slowest - 1e-9),
     )

@@ -27,14 +27,6 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-def checked_samplers(samplers: int | None) -> int:
-    """Return the number of samplers, one per core for None; raise InvalidArgument below 1."""
-    count = cores() if samplers is None else samplers
-    if count < 1:
-        raise InvalidArgument(f"samplers: expected >= 1; got {count}")
-    return count
-
-
 def uniforms(out: Tensor, seed: Tensor, offset: Tensor) -> None:
     """Fill `out` with the step's uniform numbers in (0, 1).
 
@@ -76,7 +68,7 @@ class Plane:
         buffer: Tensor | None = None,
     ):
         self.shape = shape
-        self.samplers = checked_samplers(samplers)
+        self.samplers = samplers or cores()
         self.requests = requests
         self.ring = Ring(shape, buffer)
         self._core = core()

@@ -37,13 +37,8 @@ class RingShape:
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        for name in ("slots", "rows", "vocab"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name}: expected >= 1; got {getattr(self, name)}")
         if self.rows >= 2**16:
             raise InvalidArgument(f"rows: expected fewer than 65536; got {self.rows}")
-        if self.dtype not in ELEMENTS:
-            raise InvalidArgument(f"dtype: expected {' or '.join(ELEMENTS)}; got {self.dtype!r}")
 
     def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...], Any]]:
         """Return name -> (dtype, shape, initial value) of the buffer's parts, in their order."""

@@ -18,7 +18,7 @@ from fsbench.report import logits_store
 from fsbench.report.attribution import attribute, extend
 from fsbench.report.tables import Configuration, configurations
 from fsbench.simple.hot import Coverage
-from fsbench.simple.pipeline import Pipeline, Sampling, steady_state
+from fsbench.simple.pipeline import Sampling, steady_state
 from fsbench.simple.sizing import Cost, best
 from pages.blocks import HOPPER, MATMUL, RESULTS, SMALL
 
@@ -89,7 +89,7 @@ def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
     for each in sorted(samplings, key=lambda one: one.on_stage_us + sum(one.beside_us)):
         adds = " + ".join(f"{us:.0f}" for us in each.beside_us or (each.on_stage_us,))
         for m in (4, 5, 6):
-            state = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
+            state = steady_state(4, 2000.0, m, 64, each)
             row: dict[str, Any] = {"sampler": each.name, "adds": adds, "in_flight": m}
             row |= {"tokens_per_s": state.tokens_per_s, "bubble_pct": 100 * state.bubble}
             rows.append(row)

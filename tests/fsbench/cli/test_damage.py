@@ -256,12 +256,12 @@ def assert_records_named(fsbench, folder, seed):
     shutil.rmtree(folder / "e2e", ignore_errors=True)
     store = e2e.StepStore(folder / "e2e", {})
     case = e2e.Case("hf", "m", 8, 9, "fp32", 1, 2, "s", "S", True, True, "cpu", "")
-    store.append_run(case, 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0], [2, 2], 1.0, 50.0))
-    store.append_run(replace(case, sampler="t"), 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0]))
-    store.append_profile(case, e2e.Profile(3, 1.0, None, 1.0, 2.0, {"a": 1.0}))
-    store.append_drafting(case, 0, e2e.Drafting(2.0, 1.0))
-    store.append_counts(case, {"served": 7})
-    store.append_status(replace(case, sampler="u"), "oom", "no memory")
+    store.append(case, run=0, decoded=e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0], [2, 2], 1.0, 50.0))
+    store.append(replace(case, sampler="t"), run=0, decoded=e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0]))
+    store.append(case, profile=e2e.Profile(3, 1.0, None, 1.0, 2.0, {"a": 1.0}))
+    store.append(case, run=0, drafting=e2e.Drafting(2.0, 1.0))
+    store.append(case, counts={"served": 7})
+    store.append(replace(case, sampler="u"), status="oom", reason="no memory")
     store.close()
     steps = folder / "e2e" / "steps.jsonl"
     texts = [line.rpartition(', "running')[0] + "}" for line in steps.read_text().splitlines()]

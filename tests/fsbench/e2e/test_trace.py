@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-
 import pytest
 import torch
 
-from fsbench.e2e.trace import read_events, step_profile
+from fsbench.e2e.trace import read_profile, step_profile
 from fsbench.errors import ResultsError
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
-DRAW, HEAD = "draw", "head"
+DRAW, HEAD = DRAW_MARK, MATMUL_MARK
 
 
 def span(cat: str, name: str, ts: float, dur: float, tid: int = 1, call: int | None = None) -> dict:
@@ -43,7 +41,7 @@ def steps(n: int, period: float = 1000.0) -> list[dict]:
 
 
 def test_kernels_belong_to_the_range_that_launched_them():
-    result = step_profile(steps(5), DRAW, HEAD)
+    result = step_profile(steps(5))
     assert result.steps == 4
     assert (result.draw_us, result.matmul_us) == (250, 200)
     assert (result.rest_us, result.busy_us) == (500, 750)
@@ -54,14 +52,14 @@ def test_overlapping_kernels_are_busy_once():
     events = steps(3)
     for k in range(3):
         events += kernel("copy", 1000 + k, k * 1000 + 20, 3000 + k * 1000 + 400, 200)
-    result = step_profile(events, DRAW, HEAD)
+    result = step_profile(events)
     assert (result.rest_us, result.busy_us) == (700, 750)
 
 
 def test_another_thread_is_another_range():
     events = [e for e in steps(3) if e["name"] != "gumbel"]
     events += kernel("copy", 5000, 1110, 4300, 7, tid=2)  # in the second draw's time
-    result = step_profile(events, DRAW, HEAD)
+    result = step_profile(events)
     assert result.draw_us == 200
     assert result.rest_us == 500 + 7 / 2
 
@@ -70,13 +68,13 @@ def test_a_matmul_outside_of_the_steps_is_no_part_of_them():
     events = steps(4)
     events = [e for e in events if e["name"] != HEAD]
     events += [span("user_annotation", HEAD, -500, 100), *kernel("lone", 7777, -450, 2000, 180)]
-    result = step_profile(events, DRAW, HEAD)
+    result = step_profile(events)
     assert (result.draw_us, result.matmul_us, result.rest_us) == (250, 180, 500)
 
 
 def test_without_a_matmul_it_is_unknown():
     events = [e for e in steps(3) if e["name"] != HEAD]
-    assert step_profile(events, DRAW, HEAD).matmul_us is None
+    assert step_profile(events).matmul_us is None
 
 
 def test_without_the_launching_call_the_operator_counts():
@@ -89,13 +87,13 @@ def test_without_the_launching_call_the_operator_counts():
         for event in (operator, triton):
             event["args"]["External id"] = 70 + k
         events += [operator, triton]
-    result = step_profile(events, DRAW, HEAD)
+    result = step_profile(events)
     assert (result.draw_us, result.kernels["triton"]) == (240, 40)
 
 
 def test_too_few_steps_are_an_error():
-    with pytest.raises(ResultsError, match="expected two ranges 'draw' or more; got 1"):
-        step_profile(steps(1), DRAW, HEAD)
+    with pytest.raises(ResultsError, match="expected two ranges 'fsbench: draw' or more; got 1"):
+        step_profile(steps(1))
 
 
 def test_a_profile_of_torch_on_a_cpu(tmp_path):
@@ -109,16 +107,7 @@ def test_a_profile_of_torch_on_a_cpu(tmp_path):
                 matrix @ matrix
     path = tmp_path / "trace.json"
     recorded.export_chrome_trace(str(path))
-    packed = tmp_path / "trace.json.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    result = step_profile(read_events(packed), DRAW, HEAD)
+    result = read_profile(path)
     assert result.steps == 3
     assert 0 < result.matmul_us <= result.draw_us
     assert result.busy_us == pytest.approx(result.draw_us + result.rest_us)
-
-
-def test_a_file_that_is_not_a_trace(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({}))
-    with pytest.raises(ResultsError, match=r"trace\.json: expected a trace"):
-        read_events(path)

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from fsbench.errors import InvalidArgument
 from fsbench.simple import native
 from fsbench.simple.plane import uniforms
 from fsbench.simple.reference import decide, penalized
@@ -95,12 +94,3 @@ def test_the_engines_sampler_draws_from_its_probabilities():
     counts = torch.bincount(step.tokens(torch.tensor([0]), torch.tensor([0])), minlength=V)
     error = (p[0] * (1 - p[0]) / 2048).sqrt() + 1e-3
     assert ((counts / 2048 - p[0]).abs() / error).max() < 5
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("temperature", -1), ("top_k", -1), ("top_p", 0), ("min_p", 2), ("repetition", 0)],
-)
-def test_controls_out_of_range_are_refused(field, value):
-    with pytest.raises(InvalidArgument, match=field):
-        Controls(**{field: value})
