@@ -45,9 +45,8 @@ from fsbench.integrations.draw import (
     SERVING,
     Draw,
     Head,
-    check_sampler,
     make_draw,
-    sampler_labels,
+    sampler_label,
     unavailable_reason,
 )
 from fsbench.integrations.routing import FLASH_SAMPLE
@@ -96,8 +95,7 @@ class HuggingFace:
         drafts = drafts_label(sampler)
         if drafts:
             return drafts, True
-        check_sampler(sampler)
-        label, fused = sampler_labels()[sampler]
+        label, fused = sampler_label(sampler)
         if sampler in SERVING and self.device == "cpu":
             label += " (reference, on a CPU)"
         return label, fused

@@ -1,6 +1,6 @@
 """vLLM as an engine of `fsbench e2e`: one process per sampler, all started at once.
 
-Each process (fsbench.e2e.vllm_worker) has an engine with the same model, because a vLLM process has
+Each process (fsbench.e2e.vllm_served) has an engine with the same model, because a vLLM process has
 one sampler. They share the GPUs' memory. While one decodes, the others wait for requests and leave
 the GPUs idle. They start together in about a minute; then samplers take turns as in one process.
 """
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import Decoder, request_kinds
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.errors import EngineFailed, EngineUnavailable, unknown_name
-from fsbench.integrations.draw import check_sampler, sampler_labels, unavailable_reason
+from fsbench.integrations.draw import sampler_label, unavailable_reason
 from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, check_version
 from fsbench.machine.packages import package_version
 
@@ -77,8 +76,7 @@ class Vllm:
     def label(self, sampler: str) -> tuple[str, bool]:
         if sampler in VLLM_SAMPLERS:
             return VLLM_SAMPLERS[sampler], False
-        check_sampler(sampler)
-        return sampler_labels()[sampler]
+        return sampler_label(sampler)
 
     def unavailable_reason(self, sampler: str) -> str | None:
         if sampler == WITH_FLASHINFER and package_version("flashinfer-python") is None:
@@ -125,20 +123,18 @@ class Engines:
                 environment = engine_environment(name, plan.drafts > 0)
                 process = self._processes[name] = EngineProcess(environment, log)
                 process.send(
-                    {
-                        "do": "start",
-                        "folder": str(folder),
-                        "tp": tp,
-                        "batches": list(plan.batches),
-                        "prompt_tokens": plan.prompt_tokens,
-                        "output_tokens": plan.output_tokens,
-                        "dtype": plan.dtype,
-                        "seed": plan.seed,
-                        "kv_bytes": cache_bytes(plan, decoder, tp),
-                        "memory": round(memory / len(samplers), 3),
-                        "vocabulary": decoder.V,
-                        "drafts": drafts,
-                    }
+                    "start",
+                    folder=folder,
+                    tp=tp,
+                    batches=list(plan.batches),
+                    prompt_tokens=plan.prompt_tokens,
+                    output_tokens=plan.output_tokens,
+                    dtype=plan.dtype,
+                    seed=plan.seed,
+                    kv_bytes=cache_bytes(plan, decoder, tp),
+                    memory=round(memory / len(samplers), 3),
+                    vocabulary=decoder.V,
+                    drafts=drafts,
                 )
             for name, process in self._processes.items():
                 try:
@@ -155,13 +151,15 @@ class Engines:
         self.decode(sampler, B, requests)
 
     def decode(self, sampler: str, B: int, requests: str) -> Decoded:
-        return Decoded(**self._request(sampler, do="decode", b=B, requests=requests))
+        decoded: Decoded = self._request(sampler, "decode", b=B, requests=requests)
+        return decoded
 
     def profile(self, sampler: str, B: int, requests: str) -> Profile:
-        return Profile(**self._request(sampler, do="profile", b=B, requests=requests))
+        profile: Profile = self._request(sampler, "profile", b=B, requests=requests)
+        return profile
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
-        counts: dict[str, Any] | None = self._request(sampler, do="counts")
+        counts: dict[str, Any] | None = self._request(sampler, "counts")
         return counts
 
     def close(self) -> None:
@@ -170,11 +168,11 @@ class Engines:
                 process.stop()
         self._folder.cleanup()
 
-    def _request(self, sampler: str, **request: Any) -> Any:
+    def _request(self, sampler: str, action: str, **arguments: Any) -> Any:
         if sampler in self._failed:
             raise self._failed[sampler]
         process = self._processes[sampler]
-        process.send(request)
+        process.send(action, **arguments)
         return process.receive(_ANSWER_S)
 
 
@@ -203,38 +201,42 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
 
 
 class EngineProcess:
-    """A child process that answers lines of JSON. Its standard error goes to the file `log`."""
+    """A worker that answers requests (fsbench.e2e.vllm_served). Its output goes to `log`."""
 
     def __init__(self, environment: dict[str, str], log: Path):
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
+        self._pipe, end = Pipe()
+        with end, log.open("a", encoding="utf-8") as file:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fsbench.e2e.vllm_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", "fsbench.e2e.vllm_served", str(end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
                 stderr=file,
-                bufsize=0,
                 env=environment,
+                pass_fds=[end.fileno()],
                 start_new_session=True,  # so that the engine's processes can be killed with it
             )
-        self._buffer = b""
 
-    def send(self, request: dict[str, Any]) -> None:
+    def send(self, action: str, **arguments: Any) -> None:
         """Send a request; raise EngineFailed if the child has ended."""
-        pipe: IO[bytes] | None = self._child.stdin
-        assert pipe is not None
         try:
-            pipe.write(json.dumps(request).encode() + b"\n")
+            self._pipe.send((action, arguments))
         except OSError as error:
             raise self._error("the process has ended") from error
 
     def receive(self, seconds: float) -> Any:
         """Return the answer; raise EngineFailed for an error, the child's end, or a timeout."""
-        answer = json.loads(self._line(seconds))
-        if "error" in answer:
-            raise self._error(answer["error"])
-        return answer["ok"]
+        try:
+            if not self._pipe.poll(seconds):
+                self._kill()  # a late answer would be taken for the next request's
+                raise self._error(f"no answer in {seconds:g} s")
+            error, answer = self._pipe.recv()
+        except (EOFError, OSError) as ended:
+            raise self._error("the process has ended") from ended
+        if error:
+            raise self._error(error)
+        return answer
 
     def pin(self) -> None:
         """Pin the engine's processes to cores, and log which."""
@@ -243,34 +245,11 @@ class EngineProcess:
             file.write(f"fsbench: cores {cores or 'not pinned: fewer than processes'}\n")
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Ask the child to end; kill it if it does not."""
-        try:
-            self.send({"do": "stop"})
-            self.receive(seconds)
+        """Let the child end; kill it if it does not."""
+        self._pipe.close()
+        with suppress(subprocess.TimeoutExpired):
             self._child.wait(seconds)
-        except (EngineFailed, subprocess.TimeoutExpired):
-            pass
-        finally:
-            self._kill()
-            for pipe in (self._child.stdin, self._child.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def _line(self, seconds: float) -> bytes:
-        pipe, until = self._child.stdout, time.monotonic() + seconds
-        assert pipe is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    self._kill()  # a late answer would be taken for the next request's
-                    raise self._error(f"no answer in {seconds:g} s")
-                part = os.read(pipe.fileno(), 65536)
-                if not part:
-                    raise self._error("the process has ended")
-                self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        self._kill()
 
     def _kill(self) -> None:
         """Kill the child and the processes that it started, if it still runs."""

@@ -1,12 +1,18 @@
-"""A vLLM engine that decodes and is measured in a worker process. Importing it imports vLLM."""
+"""A process with one vLLM engine and one sampler: `python -m fsbench.e2e.vllm_served PIPE`.
+
+It receives (action, arguments) from the pipe and answers each with ("", result) or (error, None):
+`start` makes a ServingEngine, other actions are its methods. It ends with the pipe. The environment
+chooses the sampler (fsbench.integrations.vllm) before vLLM is imported.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import time
-from dataclasses import asdict
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,9 +21,9 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from fsbench.e2e.models import sampling_parameters
-from fsbench.e2e.records import Decoded
+from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.trace import read_profile
-from fsbench.errors import EngineFailed
+from fsbench.errors import EngineFailed, describe
 
 _PROFILED = 24  # steps
 _TRACES = "traces"
@@ -38,7 +44,7 @@ class ServingEngine:
 
     def __init__(
         self,
-        folder: str,
+        folder: Path,
         tp: int,
         batches: list[int],
         prompt_tokens: int,
@@ -50,14 +56,14 @@ class ServingEngine:
         vocabulary: int,
         drafts: dict[str, Any] | None = None,
     ):
-        self._folder = Path(folder)
+        self._folder = folder
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
         self._seed, self._vocabulary = seed, vocabulary
         self._requests = 0
         self._drafts = drafts["num_speculative_tokens"] if drafts else 0
         sizes = sorted({*batches, *(b * (1 + self._drafts) for b in batches)})
         settings: dict[str, Any] = dict(
-            model=folder,
+            model=str(folder),
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype=dtype,
@@ -94,8 +100,8 @@ class ServingEngine:
                 deliveries.append((when, tokens))
         return self._decoded(b, begin, arrived, deliveries)
 
-    def profile(self, b: int, requests: str) -> dict[str, Any]:
-        """Decode and profile a few steps in the middle; return the first rank's Profile."""
+    def profile(self, b: int, requests: str) -> Profile:
+        """Decode and profile a few steps in the middle, on the first rank."""
         traces = self._folder / _TRACES
         before = set(traces.glob("*.pt.trace.json"))
         self._send(b, requests, min(self._output_tokens, 3 * _PROFILED))
@@ -112,7 +118,7 @@ class ServingEngine:
         profile = read_profile(paths[0])
         for path in paths:  # about 10 MB each
             path.unlink()
-        return asdict(profile)
+        return profile
 
     def counts(self) -> dict[str, Any] | None:
         """Return the first rank's counters; None if vLLM draws."""
@@ -199,3 +205,27 @@ def request_batch(
         )
         batch.append(({"prompt_token_ids": prompt}, sampling))
     return batch
+
+
+def main() -> None:
+    """Answer requests until the pipe is closed."""
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    engine: ServingEngine | None = None
+    while True:
+        try:
+            action, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if action == "start":
+                engine, result = ServingEngine(**arguments), None
+            else:
+                result = getattr(engine, action)(**arguments)
+            answer = "", result
+        except Exception as error:  # the parent process handles it
+            answer = describe(error), None
+        pipe.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -149,11 +149,6 @@ class CompileAhead:
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        """The id of the process and of its group."""
-        return self._process.pid
-
     def is_ready(self, kind: DrawKind) -> bool:
         """Return whether all kernels of a kind are in Triton's cache on disk."""
         return kind in self._ready

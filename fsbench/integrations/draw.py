@@ -170,15 +170,16 @@ def unavailable_reason(name: str, device: str) -> str | None:
     """
     if name in SERVING:
         return None
-    check_sampler(name)
+    sampler_label(name)
     return discover()[name].unavailable_reason(device)
 
 
-def check_sampler(name: str) -> None:
-    """Raise InvalidArgument unless make_draw knows this sampler."""
-    names = sampler_labels()
-    if name not in names:
-        raise unknown_name("sampler", name, names)
+def sampler_label(name: str) -> tuple[str, bool]:
+    """Return the entry of sampler_labels; raise InvalidArgument for an unknown name."""
+    labels = sampler_labels()
+    if name not in labels:
+        raise unknown_name("sampler", name, labels)
+    return labels[name]
 
 
 def make_draw(name: str, head: Head) -> HeadDraw:
@@ -191,7 +192,7 @@ def make_draw(name: str, head: Head) -> HeadDraw:
     """
     if name in SERVING:
         return FlashSampleDraw(head, screened=name == SCREENED)
-    check_sampler(name)
+    sampler_label(name)
     matrix = head.weight.weight if isinstance(head.weight, VocabShard) else head.weight
     (entry,) = select(discover(), [name])
     return ProviderDraw(available(entry, matrix.device.type), head)

@@ -1,4 +1,4 @@
-"""A vLLM that fsbench.e2e.vllm_worker can drive: one token per request and step, no model.
+"""A vLLM that fsbench.e2e.vllm_served can drive: one token per request and step, no model.
 
 FAKE_VLLM in the environment: `die` (the process ends at the start), `fail` (its constructor
 raises), `short` (requests end early), `slow` (a step takes a minute).
