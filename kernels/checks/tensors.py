@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -142,6 +142,30 @@ def check_bias(value: object, B: int, V: int, device: torch.device) -> Tensor:
     return check_tensor("bias", value, FLOATS, [(V,), (B, V)], device)
 
 
+def as_counter(name: str, value: Any, hidden: object) -> Any:
+    """Return a seed or an offset as int64, [1] for an integer, on the device of hidden.
+
+    An integer from 2^63 on, or uint64, has the int64 of the same bits. Other values are returned as
+    they are, for `check_counter` to refuse.
+
+    Raises:
+        InvalidArgument: an integer of more than 64 bits.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype == torch.uint64:
+            return value.view(torch.int64)
+        return value.long() if value.dtype in (torch.int32, torch.uint32) else value
+    if type(value) is not int or not isinstance(hidden, Tensor):
+        return value
+    if not -(2**63) <= value < 2**64:
+        raise InvalidArgument(f"{name}: expected an integer of at most 64 bits; got {value}")
+    signed = value if value < 2**63 else value - 2**64
+    return torch.full((1,), signed, dtype=torch.int64, device=hidden.device)
+
+
 def check_counter(name: str, value: object, B: int, device: torch.device) -> Tensor:
     """Return value if it is int64, [1] or [B]."""
+    if not isinstance(value, Tensor):
+        got = type(value).__name__
+        raise InvalidType(f"{name}: expected an integer or a tensor; got {got}")
     return check_tensor(name, value, [torch.int64], [(1,), (B,)], device)

@@ -40,8 +40,8 @@ def draft_sample(
     penalties: Penalties | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    seed: Tensor,
-    offset: Tensor | None = None,
+    seed: Tensor | int,
+    offset: Tensor | int | None = None,
     soft_cap: float | None = None,
 ) -> Sample:
     """Draw drafts with the target's token noise from a draft head with some of its tokens.

@@ -50,8 +50,8 @@ def flash_sample(
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    seed: Tensor,
-    offset: Tensor | None = None,
+    seed: Tensor | int,
+    offset: Tensor | int | None = None,
     num_samples: int = 1,
     soft_cap: float | None = None,
     vocab_size: int | None = None,
@@ -101,10 +101,11 @@ def flash_sample(
         bias: bf16, fp16 or fp32, [V] or [B, V]. -inf forbids a token.
         mask: bool [B, V], or int32 [B, >= V / 32] with token v in bit v % 32 of word v // 32; true
             or 1 allows a token. A forbidden token is never returned.
-        seed: int64 [1], or int64 [B], one per request; all 64 bits are used. With [1] the row index
-            enters the noise. With [B] it does not: a request gets the same noise in any row.
-        offset: int64 [1] or [B], the step, modulo 2^32. None is 0. A captured graph reads seed and
-            offset at each replay, so advance offset in place.
+        seed: an integer, int64 [1], or int64 [B], one per request; all 64 bits are used. With one
+            seed the row index enters the noise. With [B] it does not: a request gets the same noise
+            in any row. int32, uint32 and uint64 are converted.
+        offset: an integer, int64 [1] or [B], the step, modulo 2^32. None is 0. A captured graph
+            reads tensors at each replay, so advance offset in place; integers stay as they were.
         num_samples: independent samples per row, with replacement; four per pass over the weight.
         soft_cap: a number > 0 (Gemma's final_logit_softcapping). The error of capped logits is
             soft_cap 2^-22.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.checks.tensors import (
+    as_counter,
     check_bias,
     check_counter,
     check_mask,
@@ -80,8 +81,8 @@ def unchecked_request(
     hidden: Tensor,
     weight: Tensor | VocabShard | QuantizedHead,
     *,
-    seed: Tensor,
-    offset: Tensor | None,
+    seed: Any,
+    offset: Any,
     temperature: float | Tensor,
     soft_cap: float | None,
     bias: Tensor | None,
@@ -99,7 +100,7 @@ def unchecked_request(
             as a weight.
 
     Raises:
-        InvalidArgument: the weight of a VocabShard has changed.
+        InvalidArgument: the weight of a VocabShard has changed; seed or offset exceeds 64 bits.
     """
     shard = scale = None
     rows: Any = weight
@@ -110,6 +111,10 @@ def unchecked_request(
         shard, rows = weight, weight.weight
     elif may_be_quantized and isinstance(weight, QuantizedHead):
         scale, rows = weight.scale, weight.weight
+    if type(seed) is not Tensor or seed.dtype is not torch.int64:
+        seed = as_counter("seed", seed, hidden)
+    if offset is not None and (type(offset) is not Tensor or offset.dtype is not torch.int64):
+        offset = as_counter("offset", offset, hidden)
     return Request(
         hidden,
         rows,

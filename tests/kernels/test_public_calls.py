@@ -282,3 +282,31 @@ def test_a_tensor_that_is_not_dense_is_refused_by_name(kind):
 def test_errors_name_the_argument(call, message):
     with pytest.raises((InvalidArgument, InvalidType), match=message):
         call(*problem(B, V, D))
+
+
+COUNTERS = {
+    "integer": -3,
+    "unsigned": 2**64 - 3,
+    "int32": torch.tensor([-3], dtype=torch.int32),
+    "uint64": torch.tensor([2**64 - 3], dtype=torch.uint64),
+}
+"""Forms of a seed whose 64 bits are those of int64 -3."""
+
+
+@pytest.mark.parametrize("form", COUNTERS)
+@pytest.mark.parametrize(
+    "name", ["flash_sample", "screened_sample", "truncated_sample", "draft_sample"]
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_seed_or_an_offset_of_another_type_has_the_same_bits(name, form, device):
+    hidden, weight = (x.to(device) for x in problem(B, V, D, torch.bfloat16))
+    tensor = torch.tensor([-3], device=device)
+    other = COUNTERS[form]
+    other = other.to(device) if isinstance(other, Tensor) else other
+    call = CALLS[name]
+    expected, seeded, stepped = (
+        tensors_of(call(hidden, weight, {"temperature": 3.0, "seed": seed, "offset": offset}))
+        for seed, offset in ((tensor, tensor), (other, tensor), (tensor, other))
+    )
+    for one, by_seed, by_offset in zip(expected, seeded, stepped, strict=True):
+        assert one.equal(by_seed) and one.equal(by_offset)

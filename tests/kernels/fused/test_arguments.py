@@ -64,7 +64,7 @@ def bad_tensors() -> Iterator[tuple[dict[str, object], type, str]]:
         strided = torch.stack([fits, fits], -1)[..., 0]
         empty = fits[:, :0] if name == "hidden" else fits[:0]  # B may be 0
         for wrong, error, message in (
-            ("1", TYPE, r"expected a (number or a )?tensor; got str"),
+            ("1", TYPE, r"expected an? (number or a |integer or a )?tensor; got str"),
             (fits.to(torch.complex64), TYPE, r"expected dtype .*; got torch.complex64"),
             (fits[None], VALUE, r"expected (shape|a non-empty matrix).*; got \[1, 4|\[1, 100"),
             (empty, VALUE, r"expected (shape|a non-empty matrix).*; got \[(0|4, 0)"),
@@ -88,6 +88,11 @@ BAD = [
     ({"mask": torch.ones(B, V - 1).bool()}, VALUE, r"mask: expected shape \[4, 100\]; got \[4, 99"),
     ({"mask": torch.ones(B, 3).int()}, VALUE, r"mask: expected shape \[4, 4\]; got \[4, 3\]"),
     ({"seed": counter(0, 0)}, VALUE, r"seed: expected shape \[1\] or \[4\]; got \[2\]"),
+    ({"seed": 2**64}, VALUE, f"seed: expected an integer of at most 64 bits; got {2**64}"),
+    ({"offset": -(2**63) - 1}, VALUE, "offset: expected an integer of at most 64 bits; got -"),
+    ({"seed": True}, TYPE, "seed: expected an integer or a tensor; got bool"),
+    ({"offset": 1.0}, TYPE, "offset: expected an integer or a tensor; got float"),
+    ({"seed": torch.zeros(1)}, TYPE, "seed: expected dtype torch.int64; got torch.float32"),
     ({"num_samples": 0}, VALUE, "num_samples: expected 1 to 65535; got 0"),
     ({"num_samples": 2**16}, VALUE, "num_samples: expected 1 to 65535; got 65536"),
     ({"num_samples": True}, TYPE, "num_samples: expected an integer; got bool"),
