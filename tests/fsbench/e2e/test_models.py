@@ -6,16 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fsbench.e2e.models import decoder, decoders, default_samplers
+from fsbench.e2e.models import decoder, default_samplers
 from fsbench.errors import InvalidArgument
 from fsbench.integrations.draw import sampler_labels
-from fsbench.problem import models
-
-
-def test_heads_are_those_of_the_one_list():
-    for name in set(decoders()) & set(models()):
-        assert (decoder(name).V, decoder(name).D) == (models()[name].V, models()[name].D)
-    assert set(decoders()) - set(models()) == {"qwen3-8b-fp8", "qwen3-8b-248k", "tiny"}
 
 
 def test_a_model_like_another_differs_in_its_settings():

@@ -64,21 +64,6 @@ def test_flash_sample_gets_all_settings_of_a_request():
     assert torch.equal(draw(rows._replace(filters=limits, logprobs=None)).tokens, cut.tokens)
 
 
-def test_filters_biases_and_masks_of_other_rows_change_no_token():
-    """A row without filters may join filtered ones; a zero bias and a full mask do nothing."""
-    hidden, weight, counters = problem()
-    draw = make_draw("flash_sample", Head(weight, V))
-    temperature = torch.tensor([0, 0.5, 1, 2])
-    for step in range(20):
-        plain = Rows(hidden, temperature, counters, counters + step)
-        mixed = plain._replace(
-            filters=filters([V, V, 2, V], [1, 1, 1, 0.3], [0.0] * 4),
-            bias=torch.zeros(B, V),
-            mask=torch.full((B, -(-V // 32)), -1, dtype=torch.int32),
-        )
-        assert torch.equal(draw(plain).tokens[:2], draw(mixed).tokens[:2])
-
-
 def test_token_history_from_bitmaps_and_counts():
     prompts, outputs = [[3, 31, 32, 499], [7]], [[32, 5, 5], [0]]
     bits = torch.zeros(2, -(-V // 32), dtype=torch.int32)

@@ -1,77 +1,29 @@
-"""vLLM's Triton kernels in the interpreter: applied to zeros, they leave what they add.
-
-They are those of build/engines, which `make check-engines` downloads; without it all is skipped.
-"""
+"""vLLM's Triton kernels in the interpreter: applied to zeros, they leave what they add."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
-import sys
-import types
 from typing import Any
 
 import fake_vllm
 import pytest
 import torch
-import triton
-import triton.language as tl
-from check_engines import FOLDER
 from fake_vllm_states import SLOTS, V, params
-from tree import ROOT
-from triton.language.extra import libdevice
-
-GPU = "vllm.v1.worker.gpu"
-VERSION = "0.26.0"
-STUBS = (
-    *("vllm", "vllm.envs", "vllm.sampling_params", "vllm.utils", "vllm.utils.math_utils"),
-    *("vllm.config", "vllm.v1.outputs", "vllm.v1.spec_decode.utils", "vllm.utils.torch_utils"),
-    *(f"{GPU}.buffer_utils", f"{GPU}.states", f"{GPU}.sample.logits_processor.interface"),
-)
+from real_vllm import real_vllm
 
 
-class StubModule(types.ModuleType):
-    """A module with every attribute, each a new class."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-@pytest.fixture
-def load_source(monkeypatch):
-    """Return a function that loads vLLM's modules, with stubs of what their files import."""
-    folder = ROOT / FOLDER / f"vllm-{VERSION}"
-    if not folder.is_dir():
-        pytest.skip(f"no {FOLDER}/vllm-{VERSION}: run `make check-engines`")
-    for name in STUBS:
-        monkeypatch.setitem(sys.modules, name, StubModule(name))
-    utils: Any = types.ModuleType("vllm.triton_utils")
-    utils.tl, utils.triton, utils.tldevice, utils.HAS_TRITON = tl, triton, libdevice, True
-    monkeypatch.setitem(sys.modules, "vllm.triton_utils", utils)
-
-    def load(*names):
-        for name in names:
-            path = folder / f"{name.replace('.', '/')}.py"
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            monkeypatch.setitem(sys.modules, name, module)
-            spec.loader.exec_module(module)
-        return [sys.modules[name] for name in names]
-
-    return load
-
-
-@pytest.fixture
-def kernels(load_source):
+@pytest.fixture(scope="module")
+def kernels():
     """The functions of three processors."""
     names = ("logit_bias", "penalties", "bad_words")
-    modules = load_source(*(f"{GPU}.sample.{name}" for name in names))
-    return {
-        name: getattr(module, f"apply_{name}") for name, module in zip(names, modules, strict=True)
-    }
+    with real_vllm():
+        yield {
+            name: getattr(
+                importlib.import_module(f"vllm.v1.worker.gpu.sample.{name}"), f"apply_{name}"
+            )
+            for name in names
+        }
 
 
 def state() -> dict[str, Any]:

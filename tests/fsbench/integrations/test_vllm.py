@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import tomllib
 from typing import Any
 
 import pytest
@@ -58,7 +59,6 @@ def switched_on(monkeypatch, vllm):
 def test_off_unless_switched_on_and_hooked_once(monkeypatch, vllm):
     before = vars(vllm[RUNNER].GPUModelRunner).copy()
     entry.register()
-    plugin.register()
     assert vars(vllm[RUNNER].GPUModelRunner) == before
     monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
     entry.register()
@@ -67,19 +67,12 @@ def test_off_unless_switched_on_and_hooked_once(monkeypatch, vllm):
     assert vllm[RUNNER].GPUModelRunner.sample is hooked is not before["sample"]
 
 
-def test_the_entry_point_is_declared_and_cannot_fail_on_import():
-    """vLLM finds it by this group; it ignores an import that fails."""
-    import tomllib
-
+def test_the_entry_point_is_declared():
+    """vLLM finds it by this group."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = config["project"]["entry-points"]["vllm.general_plugins"]["fsbench"]
     module, _, name = declared.partition(":")
     assert getattr(importlib.import_module(module), name) is entry.register
-    imports = [line for line in (ROOT / "fsbench/integrations/entry.py").read_text().splitlines()
-               if line.startswith(("import", "from"))]  # fmt: skip
-    assert imports == [
-        "from __future__ import annotations", "import os", "from fsbench import integrations",
-    ]  # fmt: skip
 
 
 def test_an_unknown_sampler_stops_the_engine(monkeypatch, vllm):

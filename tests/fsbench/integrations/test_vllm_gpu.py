@@ -15,7 +15,6 @@ from fsbench.integrations import vllm as plugin
 from fsbench.integrations.draw import Rows
 from fsbench.kernels import truncated_sample
 from fsbench.machine.packages import package_version
-from fsbench.verify.statistics import g_test
 from tests.support.small_vllm import (
     DIGITS,
     GRAMMAR,
@@ -185,38 +184,6 @@ def test_greedy_tokens_are_vllms_but_for_ties_in_bf16(llm, runner):
     drawn = logits.gather(1, tokens[:, None])[:, 0]
     assert (drawn >= best - best.abs() * 2**-7).all()
     assert (tokens == logits.argmax(1)).float().mean() > 0.8
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_the_distribution_is_that_of_vllms_sampler(llm, runner, temperature):
-    """Compare both with the softmax of the logits that each uses, for one hidden state."""
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-    hidden = torch.randn(1, D, device="cuda").bfloat16().repeat(4096, 1)
-    temperatures = torch.full((4096,), temperature, device="cuda")
-    rows = torch.arange(4096, dtype=torch.int32, device="cuda")
-    seeds = torch.arange(4096, device="cuda")
-    weight = runner.model.lm_head.weight[:V]  # without its padding
-    distributions = {
-        "fsbench": torch.softmax(hidden[0].double() @ weight.double().T / temperature, 0),
-        "vllm": torch.softmax(runner.model.compute_logits(hidden)[0].double() / temperature, 0),
-    }
-    counts = {name: np.zeros(V) for name in distributions}
-    for step in range(50):
-        position = torch.full((4096,), step, device="cuda")
-        drawn = runner._fsbench.sampling.draw(Rows(hidden, temperatures, seeds, position)).tokens
-        with torch.inference_mode():
-            logits = runner.model.compute_logits(hidden).float() / temperature
-        sampled = gumbel_sample(
-            logits, rows, temperatures, seeds, position, apply_temperature=False
-        )
-        for name, tokens in (("fsbench", drawn), ("vllm", sampled)):
-            counts[name] += np.bincount(tokens.cpu().numpy(), minlength=V)
-    for name, expected in distributions.items():
-        assert expected.max() < 0.5, (name, expected.max())  # neither NaN nor one token alone
-        order = expected.argsort(descending=True).cpu().numpy()
-        fit = g_test(counts[name][order], expected.cpu().numpy()[order])
-        assert fit.p_value > 1e-4, name
 
 
 def test_a_thousand_mixed_requests(llm, runner):

@@ -209,18 +209,6 @@ def test_penalties_are_those_of_the_engine(load):
     assert play.output("both") == play.output("one") == [9, 9, 9]
 
 
-def test_unseeded_requests_do_not_repeat(load):
-    runner = load()
-    runner.model.lm_head.weight.mul_(0.05)
-    play, outputs = Play(runner), set()
-    for _ in range(10):
-        play.add("one", params(), PROMPT)
-        play.step()
-        play.step()
-        outputs.add(tuple(play.remove("one")[1]))
-    assert len(outputs) == 10
-
-
 def test_incomplete_prompts_get_no_token(load):
     runner = load()
     play = Play(runner)
