@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -237,15 +238,16 @@ from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec
 from fsbench.kernels.warming.offline import CHIPS
 ahead = CompileAhead(EngineSpec(*json.loads(sys.argv[1])), CHIPS["h200"])
 print(ahead._process.pid, flush=True)
-ahead.wait(ahead.spec.draw_kinds())
+ahead.wait(ahead.spec.draw_kinds()[:int(sys.argv[2])])
+print(ahead.failure or "compiled", flush=True)
 """
 
 
-def engine(cache: Path) -> subprocess.Popen[str]:
-    """Start an engine that waits for all kernels; it prints the compiling group's id."""
+def engine(cache: Path, num_kinds: int, **options: Any) -> subprocess.Popen[str]:
+    """Start an engine that waits for kernels; it prints the compiling group's id, then the end."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-c", ENGINE, json.dumps(SMALL)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ENGINE, json.dumps(SMALL), str(num_kinds)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 
 def is_alive(group: int) -> bool:
@@ -266,12 +268,38 @@ def group_ends(group: int) -> bool:
 
 
 def test_processes_end_with_an_engine_that_is_killed(tmp_path):
-    killed = engine(tmp_path)
+    killed = engine(tmp_path, 40)
     group = int(killed.stdout.readline())
     assert is_alive(group)
     time.sleep(1)  # it compiles by then
     killed.kill()
     assert group_ends(group)
+
+
+@pytest.mark.full
+def test_engines_share_a_cache_also_with_one_that_was_killed(tmp_path):
+    """One is killed while it compiles; then two start at once, and a last one."""
+    killed = engine(tmp_path, 40)
+    group = int(killed.stdout.readline())
+    while not list(tmp_path.rglob("*")):
+        time.sleep(0.1)
+    killed.kill()
+    both = [engine(tmp_path, 1), engine(tmp_path, 1)]
+    assert [each.communicate()[0].split()[1:] for each in both] == [["compiled"]] * 2
+    assert group_ends(group)
+    files = set(tmp_path.rglob("*.cubin"))
+    assert engine(tmp_path, 1).communicate()[0].split()[1:] == ["compiled"]
+    assert files and files <= set(tmp_path.rglob("*.cubin"))
+
+
+@pytest.mark.full
+def test_a_disk_that_fills_up_while_compiling_is_named(tmp_path):
+    def no_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = engine(tmp_path, 40, preexec_fn=no_files)
+    message = done.communicate()[0]
+    assert "File too large" in message or "No usable temporary directory" in message
 
 
 UNCOVERED = """
