@@ -245,8 +245,8 @@ def drafts() -> Iterator[Call]:
 
 def samplers() -> Iterator[Call]:
     """Yield launches of every sampler that needs Triton, as in `fsbench run`."""
-    for name, found in discover().items():
-        provider = found.provider
+    for name, entry in discover().items():
+        provider = entry.provider
         if provider is None or provider.missing_packages() or not _on_gpu(provider):
             continue
         if name == "scaled_matmul":  # compiled by Inductor

@@ -1,4 +1,4 @@
-"""How long vLLM takes to be ready with each sampler, and what it compiles afterwards; writes CSV.
+"""Time vLLM's start with each sampler, and count what it compiles afterwards; writes CSV.
 
     python tools/measure_engine_start.py results/h100/vllm-start/start.csv [--model qwen3-8b]
 

@@ -95,7 +95,8 @@ def fit(
         "v": v,
         "trace": f"ZipfText(V={v})" if trace is None else trace.name,
         "cost": vars(sizing.fit(np.array(sizes[:-1]), times[:-1])),
-        **{name: getattr(cover, name).tolist() for name in ("sizes", "mean", "low")},
+        "sizes": cover.sizes.tolist(),
+        "mean": cover.mean.tolist(),
     }
     pd.DataFrame(table).to_csv(folder / "scans.csv", index=False, float_format="%.6g")
     (folder / "fit.json").write_text(json.dumps(fitted, indent=1) + "\n")
@@ -262,7 +263,7 @@ def _read_fit(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
     try:
         facts = json.loads((folder / "fit.json").read_text())
         scans = pd.read_csv(folder / "scans.csv")
-        cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
+        cover = Coverage(facts["v"], np.array(facts["sizes"]), np.array(facts["mean"]))
         return cover, Cost(**facts["cost"]), scans
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultsError(

@@ -59,7 +59,7 @@ class Heartbeat:
         self.stop()
 
     def stop(self) -> None:
-        """End the heartbeat."""
+        """Stop the heartbeat and wait for its thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -129,7 +129,7 @@ def _measure_model(
     try:
         for requests, B in product(plan.requests, plan.batches):
             batch = {name: replace(cases[name], b=B, requests=requests) for name in available}
-            failed += len(_measure_batch(plan, session, batch, store, say))
+            failed += _measure_batch(plan, session, batch, store, say)
         for name in available:
             try:
                 counts = session.counts(name)
@@ -149,8 +149,8 @@ def _measure_batch(
     cases: dict[str, Case],
     store: StepStore,
     say: Callable[[str], None],
-) -> set[str]:
-    """Measure a batch size; return the samplers that failed."""
+) -> int:
+    """Measure a batch size; return the number of samplers that failed."""
     first_case = next(iter(cases.values()))
     B, requests = first_case.b, first_case.requests
     broken: set[str] = set()
@@ -181,7 +181,7 @@ def _measure_batch(
             say(f"{name}, B={B}: {describe(error)}")
             broken.add(name)
     say(f"{first_case.model}, {requests}, B={B}: measured")
-    return broken
+    return len(broken)
 
 
 def _in_turn(

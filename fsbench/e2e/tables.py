@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING
 
 from fsbench.e2e.models import PLAIN
@@ -16,8 +16,34 @@ from fsbench.records.sheet import as_csv, markdown_table
 if TYPE_CHECKING:
     import pandas as pd
 
-_Columns = dict[str, Callable[["pd.Series"], str]]
-"""Heading -> text of a row of the summary."""
+_TIME = "{tpot_ms:.3f} [{tpot_min_ms:.3f}, {tpot_max_ms:.3f}]"
+_SAVED = "{reduction_pct:.1f} ± {reduction_sd_pct:.1f}"
+_POSSIBLE = " (profile: {possible_pct:.1f})"
+"""The savings that the profiles allow."""
+
+_PARTS = {
+    "B": "{b}",
+    "sampler": "{label}",
+    "step": "{step_us:.0f}",
+    "head + sampling": "{draw_us:.0f}",
+    "head": "{matmul_us:.0f}",
+    "rest": "{rest_us:.0f}",
+    "busy": "{busy_us:.0f}",
+    "busy, saved %": "{gpu_reduction_pct:.1f} ± {gpu_reduction_sd_pct:.1f}",
+    "idle": "{gap_us:.0f}",
+    "p95 / p99, ms": "{step_p95_ms:.3f} / {step_p99_ms:.3f}",
+}
+"""Heading -> text, from the columns of the summary."""
+
+_DRAFTS = {
+    "B": "{b}",
+    "drafts": "{label}",
+    "tokens/s": "{tokens_per_s:.0f}",
+    "accepted per step": "{accepted:.2f}",
+    "a draft, us": "{draft_us:.1f}",
+    "of it head + draw, %": "{draft_draw_pct:.0f}",
+    "tokens as without drafts, %": "{same_pct:.4g}",
+}
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
@@ -48,7 +74,7 @@ def markdown(frame: pd.DataFrame) -> str:
             f"{measured.runs.max()} interleaved runs."
         )
         parts.append("### Median time per output token, ms [lowest, highest run]")
-        parts.append(_by_sampler(measured, _time))
+        parts.append(_by_sampler(measured, (_TIME,), {}))
         base = measured[measured.baseline]
         references = measured[measured.apply(is_reference, axis=1)].label.unique()
         if len(references):
@@ -64,20 +90,22 @@ def markdown(frame: pd.DataFrame) -> str:
             more = _bound(base)
             if requests == PLAIN:  # as the paper's were
                 more |= _paper(str(engine), str(model), int(str(tp)))
-            parts.append(_by_sampler(compared, _saved, more))
+            parts.append(_by_sampler(compared, (_SAVED, _POSSIBLE), more))
         if measured.accepted.notna().any():
             parts.append("### Drafts")
             parts.append(_by_case(measured, _DRAFTS))
         if measured.draw_us.notna().any():
             parts.append("### Where the time of a step goes, us")
-            parts.append(_by_case(measured[measured.draw_us.notna()], _PARTS))
+            profiled = measured[measured.draw_us.notna()]
+            us = {"step_us": 1e3 * profiled.tpot_ms, "busy_us": 1e3 * profiled.gpu_tpot_ms}
+            parts.append(_by_case(profiled.assign(**us), _PARTS))
     return "\n\n".join(parts) + "\n"
 
 
 def _by_sampler(
     rows: pd.DataFrame,
-    cell: Callable[[pd.Series], str],
-    more: dict[str, dict[int, str]] | None = None,
+    templates: tuple[str, ...],
+    more: dict[str, dict[int, str]],
 ) -> str:
     """Return a table with a row per B and a column per sampler.
 
@@ -85,25 +113,21 @@ def _by_sampler(
         more: further columns, heading -> B -> text.
     """
     labels = list(dict.fromkeys(rows.label))
-    extra = more or {}
     lines = []
     for B, group in rows.groupby("b"):
-        texts = {row.label: cell(row) for _, row in group.iterrows()}
+        texts = {
+            row.label: "".join(_text(row, each) for each in templates)
+            for _, row in group.iterrows()
+        }
         cells = [texts.get(label, "") for label in labels]
-        lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in extra.values())])
-    return markdown_table(["B", *labels, *extra], lines)
+        lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in more.values())])
+    return markdown_table(["B", *labels, *more], lines)
 
 
-def _time(row: pd.Series) -> str:
-    return f"{row.tpot_ms:.3f} [{row.tpot_min_ms:.3f}, {row.tpot_max_ms:.3f}]"
-
-
-def _saved(row: pd.Series) -> str:
-    """Return the measured savings, and in parentheses those that the profiles allow."""
-    if row.isna().reduction_pct:
-        return ""
-    text = f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
-    return text if row.isna().possible_pct else f"{text} (profile: {row.possible_pct:.1f})"
+def _text(row: pd.Series, template: str) -> str:
+    """Return a template with the values of a row, or "" if it lacks one."""
+    names = [name for _, name, _, _ in Formatter().parse(template) if name]
+    return "" if row[names].isna().any() else template.format(**row)
 
 
 def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
@@ -126,39 +150,9 @@ def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
     return {"the paper's fork, B200": cells}
 
 
-_PARTS: _Columns = {
-    "B": lambda row: str(row.b),
-    "sampler": lambda row: str(row.label),
-    "step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
-    "head + sampling": lambda row: f"{row.draw_us:.0f}",
-    "head": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
-    "rest": lambda row: f"{row.rest_us:.0f}",
-    "busy": lambda row: "" if row.isna().gpu_tpot_ms else f"{row.gpu_tpot_ms * 1e3:.0f}",
-    "busy, saved %": lambda row: (
-        ""
-        if row.isna().gpu_reduction_pct
-        else f"{row.gpu_reduction_pct:.1f} ± {row.gpu_reduction_sd_pct:.1f}"
-    ),
-    "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
-    "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
-}
-
-_DRAFTS: _Columns = {
-    "B": lambda row: str(row.b),
-    "drafts": lambda row: str(row.label),
-    "tokens/s": lambda row: f"{row.tokens_per_s:.0f}",
-    "accepted per step": lambda row: "" if row.isna().accepted else f"{row.accepted:.2f}",
-    "a draft, us": lambda row: "" if row.isna().draft_us else f"{row.draft_us:.1f}",
-    "of it head + draw, %": lambda row: (
-        "" if row.isna().draft_draw_pct else f"{row.draft_draw_pct:.0f}"
-    ),
-    "tokens as without drafts, %": lambda row: "" if row.isna().same_pct else f"{row.same_pct:.4g}",
-}
-
-
-def _by_case(rows: pd.DataFrame, columns: _Columns) -> str:
+def _by_case(rows: pd.DataFrame, columns: dict[str, str]) -> str:
     """Return a table with a row per case, ordered by B, without columns that are empty."""
     ordered = [row for _, row in rows.sort_values("b", kind="stable").iterrows()]
-    cells = {name: [text(row) for row in ordered] for name, text in columns.items()}
+    cells = {name: [_text(row, each) for row in ordered] for name, each in columns.items()}
     filled = {name: texts for name, texts in cells.items() if any(texts)}
     return markdown_table(list(filled), [list(row) for row in zip(*filled.values(), strict=True)])

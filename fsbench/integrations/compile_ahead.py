@@ -11,7 +11,6 @@ If the processes fail, the engine compiles the kernels itself.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -21,11 +20,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -135,18 +136,20 @@ class CompileAhead:
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = request_text(spec, chip or Chip.current(), os.getpid())
         # These processes use neither the GPU nor the interpreter of a test.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
-        self._process = subprocess.Popen(
-            [*command, request],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            text=True,
-            start_new_session=True,  # so that a signal also reaches compilers
-        )
+        self._pipe, end = Pipe()
+        with end:
+            self._process = subprocess.Popen(
+                [*command, str(end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[end.fileno()],
+                start_new_session=True,  # so that a signal also reaches compilers
+            )
+        with suppress(OSError):  # it has ended, which the thread notes
+            self._pipe.send((spec, chip or Chip.current(), os.getpid()))
         threading.Thread(target=self._listen, daemon=True).start()
 
     def is_ready(self, kind: DrawKind) -> bool:
@@ -178,29 +181,27 @@ class CompileAhead:
             self._process.wait()
 
     def _listen(self) -> None:
-        """Read a line for each compiled kind, until the processes end."""
-        output, errors = self._process.stdout, self._process.stderr
-        assert output is not None and errors is not None
-        messages: list[str] = []
-        reader = threading.Thread(target=lambda: messages.extend(errors), daemon=True)
-        reader.start()
+        """Receive the number of each compiled kind, a summary or an error, until the end."""
         numbered = self.spec.draw_kinds()
-        for line in output:
-            event = json.loads(line)
-            if isinstance(event, dict):
-                _LOG.info(
-                    "fsbench: %d kernels compiled ahead in %.0f s, %d of them were in the cache",
-                    *(event["kernels"], event["seconds"], event["cached"]),
-                )
-                continue
-            with self._changed:
-                self._ready.add(numbered[event])
-                self._changed.notify_all()
+        with suppress(EOFError, OSError):
+            while True:
+                event = self._pipe.recv()
+                with self._changed:
+                    if isinstance(event, int):
+                        self._ready.add(numbered[event])
+                    elif isinstance(event, str):
+                        self.failure = event
+                    else:
+                        _LOG.info(
+                            "fsbench: %d kernels compiled ahead in %.0f s, %d of them were in the "
+                            "cache",
+                            *event,
+                        )
+                    self._changed.notify_all()
         code = self._process.wait()
-        reader.join()
         with self._changed:
-            if code:
-                self.failure = one_line("".join(messages[-1:])) or f"exit code {code}"
+            if code and not self.failure:
+                self.failure = f"exit code {code}"
             self._ended = True
             self._changed.notify_all()
 
@@ -243,34 +244,18 @@ def unusable(folder: Path) -> str:
     return ""
 
 
-def request_text(spec: EngineSpec, chip: Chip, parent: int) -> str:
-    """Return this module's command-line argument, which `parsed_request` reads."""
-    return json.dumps({"spec": spec, "chip": chip, "parent": parent})
+def compile_kinds(
+    spec: EngineSpec, chip: Chip, processes: int, send: Callable[[Any], None]
+) -> None:
+    """Compile an engine's kernels; send the number of each kind when all its kernels are done.
 
-
-def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
-    """Return (spec, chip, process id of the engine) from a command-line argument."""
-    request: dict[str, Any] = json.loads(text)
-    # JSON turns tuples into lists, and the kernels compare the capability with a tuple.
-    fields: list[Any] = [tuple(x) if isinstance(x, list) else x for x in request["chip"]]
-    return EngineSpec(*request["spec"]), Chip(*fields), request["parent"]
-
-
-def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
-    """Compile an engine's kernels; write the number of each kind when all its kernels are done.
-
-    The last line is JSON: number of kernels, number of those in the cache, and seconds.
+    Last is a summary: the number of kernels, seconds, and how many kernels were in the cache.
     """
     begin, kernels, cached = time.monotonic(), 0, 0
-
-    def report(number: int) -> None:
-        print(number, file=output, flush=True)
-
-    for kernel in compile_with_forks(chip, engine_calls(spec), processes, report):
+    for kernel in compile_with_forks(chip, engine_calls(spec), processes, send):
         kernels += 1
         cached += kernel.cached
-    summary = {"kernels": kernels, "cached": cached, "seconds": time.monotonic() - begin}
-    print(json.dumps(summary), file=output, flush=True)
+    send((kernels, time.monotonic() - begin, cached))
 
 
 def _end_with(parent: int) -> None:
@@ -282,17 +267,17 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Compile for the engine that started this process."""
-    spec, chip, parent = parsed_request(sys.argv[1])
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    spec, chip, parent = pipe.recv()
     os.nice(10)  # the engine loads at the same time
     processes = max(1, min(_MAX_PROCESSES, len(os.sched_getaffinity(0)) - 1))
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     watch.start()
     try:
-        compile_kinds(spec, chip, processes, channel)
+        compile_kinds(spec, chip, processes, pipe.send)
     except Exception as error:
-        sys.exit(one_line(error))
+        pipe.send(one_line(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -142,15 +142,6 @@ class Draw(Protocol):
         """
 
 
-class HeadDraw(Draw, Protocol):
-    """A draw from an LM head. extra_bytes: memory that it keeps in addition to the head."""
-
-    extra_bytes: int
-
-    def refresh(self) -> None:
-        """Read the weight again after it was written to in place. Graphs of the draw stay valid."""
-
-
 def sampler_labels() -> dict[str, tuple[str, bool]]:
     """Return name -> (label for legends, whether logits stay on chip) of make_draw's samplers."""
     labels = {name: (label, True) for name, label in SERVING.items()}
@@ -182,7 +173,7 @@ def sampler_label(name: str) -> tuple[str, bool]:
     return labels[name]
 
 
-def make_draw(name: str, head: Head) -> HeadDraw:
+def make_draw(name: str, head: Head) -> FlashSampleDraw | ProviderDraw:
     """Make a draw from an LM head with the named sampler.
 
     Raises:
@@ -210,6 +201,9 @@ class FlashSampleDraw:
             noise, so that a token does not depend on the batch.
         noise: as flash_sample takes it.
 
+    Attributes:
+        extra_bytes: memory that it keeps in addition to the head.
+
     Raises:
         InvalidArgument: screened with a sharded head.
     """
@@ -228,6 +222,7 @@ class FlashSampleDraw:
         self.supported = WHOLE_HEAD_NEEDS if self._whole else SHARDED_HEAD_NEEDS
 
     def refresh(self) -> None:
+        """Read the weight again after it was written to in place; graphs stay valid."""
         if self._copy is not None:
             self._copy.refresh()
 

@@ -58,7 +58,7 @@ _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 
 def register() -> None:
-    """Install the hooks if the plug-in is switched on. vLLM calls this in each of its processes.
+    """Install the hooks that the environment asks for; entry calls this in each process of vLLM.
 
     Raises:
         InvalidArgument: FSBENCH_VLLM names no sampler.
@@ -66,8 +66,6 @@ def register() -> None:
     """
     name = os.environ.get(SWITCH, "")
     marked = os.environ.get(MARKS, "") == "1"
-    if not name and not marked:
-        return
     if name not in ("", *SERVING) and name not in sampler_labels():
         raise InvalidArgument(
             f"{SWITCH}: expected {', '.join(SERVING)} or an exact sampler of `fsbench list`; got "

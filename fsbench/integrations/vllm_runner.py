@@ -16,7 +16,7 @@ from torch import Tensor
 from fsbench.errors import one_line
 from fsbench.integrations import vllm_0_26 as adapter
 from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, ensure_cache
-from fsbench.integrations.draw import SERVING, FlashSampleDraw, HeadDraw, make_draw
+from fsbench.integrations.draw import SERVING, FlashSampleDraw, ProviderDraw, make_draw
 from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds, warm
 from fsbench.integrations.graphed import GraphedDraw
 from fsbench.integrations.routing import SCREENED
@@ -51,7 +51,8 @@ class RunnerPlugin:
         self._name, self._ahead = name, ahead
         self._uncompiled: list[DrawKind] = []  # kinds that vLLM draws until they are compiled
         self._head: LoadedHead | None = None
-        self._draws: list[HeadDraw] = []  # of the target's head, and of a drafter's; without graphs
+        # Of the target's head, and of a drafter's; without graphs.
+        self._draws: list[FlashSampleDraw | ProviderDraw] = []
         self._graphs: tuple[int, Tensor] | None = None  # largest size, a row of their dtype
         self._weights_changed = self._has_failed = False
         self._warm_rows: Tensor | None = None  # hidden states to load kernels with

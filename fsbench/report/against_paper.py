@@ -24,7 +24,7 @@ paper (one GPU, Blackwell) differ by up to 6 %, and the paper does not state the
 
 
 class Agreement(StrEnum):
-    """How our speedup compares with the published one."""
+    """Result of comparing our speedup with the published one."""
 
     AGREES = "agrees"
     BETTER = "better"

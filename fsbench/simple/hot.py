@@ -61,13 +61,12 @@ class Coverage:
 
     Attributes:
         sizes: int64 [n], values of H.
-        mean, low: float64 [n], mean and 10th percentile of the share over documents.
+        mean: float64 [n], mean of the share over documents.
     """
 
     V: int
     sizes: np.ndarray
     mean: np.ndarray
-    low: np.ndarray
 
     def share(self, H: np.ndarray | float) -> np.ndarray:
         """Return the mean share at any H in [0, V], by PCHIP in log H: 0 at 0, 1 at V, monotone."""
@@ -91,4 +90,4 @@ def coverage(order: np.ndarray, trace: np.ndarray, grid: int = GRID) -> Coverage
     ranks = np.sort(rank[trace], axis=1)
     sizes = np.unique(np.geomspace(min(16, V), V, grid).round().astype(np.int64))
     shares = np.stack([np.searchsorted(row, sizes) / len(row) for row in ranks])
-    return Coverage(V, sizes, shares.mean(0), np.quantile(shares, 0.1, axis=0))
+    return Coverage(V, sizes, shares.mean(0))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
-from fsbench.reference.truncation import penalized as dense_penalized
-from fsbench.reference.truncation import token_counts, truncate
+from fsbench.reference.truncation import truncate
 
 
 class Decided(NamedTuple):
@@ -66,22 +64,6 @@ def decide(
     last = kept.double().cumsum(1).argmax(1)  # rounding may leave the sum below u
     tokens = torch.minimum((cdf <= uniform[:, None]).sum(1), last)
     return Decided(torch.where(undefined, -1, tokens), kept, cdf - p, cdf)
-
-
-def penalized(
-    logits: Tensor,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    *,
-    repetition: float = 1.0,
-    presence: float = 0.0,
-    frequency: float = 0.0,
-) -> Tensor:
-    """Apply penalties to logits [B, V] by each row's prompt and output (fsbench.reference)."""
-    counts = (token_counts(part, logits.shape[1]) for part in (prompts, outputs))
-    return dense_penalized(
-        logits.float(), *counts, repetition=repetition, presence=presence, frequency=frequency
-    )
 
 
 def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor, Tensor]:

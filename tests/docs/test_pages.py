@@ -56,9 +56,9 @@ def test_a_page_is_what_make_docs_writes(page: Path) -> None:
     now, new = page.read_text(encoding="utf-8"), regenerated(page)
     if now == new:
         return
-    at = next(i for i, (a, b) in enumerate(zip_longest(now, new)) if a != b)
-    block = re.findall(r"<!-- begin: (.+?) -->|<!--n (.+?)-->", new[:at])[-1:]
-    line = new.count("\n", 0, at)
+    start = next(i for i, (a, b) in enumerate(zip_longest(now, new)) if a != b)
+    block = re.findall(r"<!-- begin: (.+?) -->|<!--n (.+?)-->", new[:start])[-1:]
+    line = new.count("\n", 0, start)
     got, expected = (text.splitlines()[line : line + 1] for text in (now, new))
     where = f"{by_name(page)}:{line + 1}, in or after {''.join(*block) or 'no block'}"
     pytest.fail(f"{where}: expected {expected}; got {got}: run make docs", pytrace=False)
@@ -69,16 +69,16 @@ def texts() -> str:
 
 
 def test_everything_declared_is_on_a_page() -> None:
-    text, known = texts(), declared()
-    assert {found[2].split()[0] for found in BLOCK.finditer(text)} == {*BLOCKS, *known["table"]}
-    assert {found[2] for found in NUMBER.finditer(text)} == set(known["number"])
-    assert set(CLAIM.findall(text)) == set(known["claim"])
+    text, specs = texts(), declared()
+    assert {match[2].split()[0] for match in BLOCK.finditer(text)} == {*BLOCKS, *specs["table"]}
+    assert {match[2] for match in NUMBER.finditer(text)} == set(specs["number"])
+    assert set(CLAIM.findall(text)) == set(specs["claim"])
     views = {
-        entry.get("in") for kind in ("table", "number", "claim") for entry in known[kind].values()
+        entry.get("in") for kind in ("table", "number", "claim") for entry in specs[kind].values()
     }
-    views |= {other for view in known["view"].values() for other in view.get("join", [])}
-    views |= {view["like"] for view in known["view"].values() if "like" in view}
-    assert views - {None} == set(known["view"])
+    views |= {other for view in specs["view"].values() for other in view.get("join", [])}
+    views |= {view["like"] for view in specs["view"].values() if "like" in view}
+    assert views - {None} == set(specs["view"])
 
 
 SHOWN = {"at most": "most", "at least": "least", "all of": ("only", "sum", "count")}
@@ -115,12 +115,12 @@ UP_TO = (
 def test_up_to_a_batch_size_is_up_to_it_in_the_rows() -> None:
     """Where a page says "up to B = 64", the rows of the number or claim end at B = 64."""
     text, checked, wrong = BLOCK.sub("", texts()), 0, []
-    for found in (each for pattern in UP_TO for each in re.finditer(pattern, text)):
-        size, kind, name = sorted(found.groups(), key=lambda x: (not x[0].isdigit(), len(x)))
+    for match in (each for pattern in UP_TO for each in re.finditer(pattern, text)):
+        size, kind, name = sorted(match.groups(), key=lambda x: (not x[0].isdigit(), len(x)))
         last = rows_of({"n": "number", "c": "claim"}[kind], name).b.max()
         checked += 1
         if last != int(size.replace(",", "")):
-            wrong.append(f"{found[0]}: the rows end at B = {last}")
+            wrong.append(f"{match[0]}: the rows end at B = {last}")
     assert not wrong and checked > 15
 
 
@@ -154,10 +154,10 @@ def test_a_source_names_gpu_date_and_commit() -> None:
 
 def test_a_table_of_measurements_names_gpu_date_and_commit() -> None:
     text = texts()
-    for found in BLOCK.finditer(text):
-        entry = declared()["table"].get(found[2])
+    for match in BLOCK.finditer(text):
+        entry = declared()["table"].get(match[2])
         if entry is not None and entry.get("source", True):
-            assert re.search(r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}", found[0], re.M), found[2]
+            assert re.search(r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}", match[0], re.M), match[2]
 
 
 def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +175,13 @@ def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
     number = {"in": "v", "value": "b + us", "show": "most .1f"}
     later = {"in": "v", "value": "new", "show": "most .1f", "missing": "not recorded"}
-    known = {
+    specs = {
         "view": {"v": view},
         "table": {"t": entry, "u": {"like": "t", "where": "lacking > 1"}},
         "number": {"n": number, "m": later},
     }
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "declared", lambda: known)
+    monkeypatch.setattr(tables, "declared", lambda: specs)
     tables.view.cache_clear()
     rows = [
         "|  | B = 1 | B = 2 |",
@@ -220,15 +220,15 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", pages(), ids=by_name)
 def test_options_on_a_page_exist(page: Path) -> None:
-    known = {
+    options = {
         option
         for _, command in shown_commands()
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     foreign = r"`(?:compute-sanitizer|python tools/)[^`\n]*`|pip install [^`\n]*|vllm serve [^`\n]*"
-    ours = re.sub(foreign, "", page.read_text("utf-8"))
-    assert set(re.findall(r"(?<![\w!-])--[a-z][a-z0-9-]*", ours)) <= known | {
+    commands = re.sub(foreign, "", page.read_text("utf-8"))
+    assert set(re.findall(r"(?<![\w!-])--[a-z][a-z0-9-]*", commands)) <= options | {
         "--help",
         "--version",
         "--install-completion",

@@ -53,7 +53,7 @@ def test_every_kernel_is_in_the_table():
 
 
 def test_tuned_launches_keep_everything_in_registers():
-    """Tiles of 256 columns have 168 registers per thread, of which sums take 128."""
+    """Tiles of 256 columns have 168 registers per thread; sums take 128 of them."""
     spilled = {
         f"{row['kernel']}, {row['launch']}": int(row["stack"])
         for row in ROWS

@@ -24,8 +24,8 @@ def kept(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0
         low, high = top - SPAN, top
         for _ in range(12):
             middle = (low + high) * 0.5
-            many = (y > middle).sum(1, keepdim=True) > top_k
-            low, high = torch.where(many, middle, low), torch.where(many, high, middle)
+            too_many = (y > middle).sum(1, keepdim=True) > top_k
+            low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)
         threshold = high
     if 0 < top_p < 1:
         mass = torch.exp((y - top).double())
@@ -33,8 +33,8 @@ def kept(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0
         low, high = torch.maximum(threshold, top - SPAN), top
         for _ in range(8):
             middle = (low + high) * 0.5
-            many = (mass * (y >= middle)).sum(1, keepdim=True) > target
-            low, high = torch.where(many, middle, low), torch.where(many, high, middle)
+            too_many = (mass * (y >= middle)).sum(1, keepdim=True) > target
+            low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)
         threshold = torch.maximum(threshold, high)
     if 0 < min_p < 1:
         threshold = torch.maximum(threshold, top + torch.tensor(min_p).log())
@@ -44,7 +44,7 @@ def kept(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0
 def uniforms(seed: int, position: int, rows: int, V: int) -> Tensor:
     """u of every token before it is cut to [1e-7, 1 - 1e-7]: float64 [rows, V], multiples of 2^-32.
 
-    Row 0 is the chapter's; others have a seed of their own, as in the kernel.
+    Row 0 is the chapter's; each other row has another seed, as in the kernel.
     """
     mask = 0xFFFFFFFF
     row = torch.arange(rows)[:, None]

@@ -65,7 +65,7 @@ def exact_logits(
     vocab_size: int | None = None,
     **_: object,
 ) -> Tensor:
-    """What a call samples from, [B, V] float64."""
+    """Return the logits that a call samples from, float64 [B, V]."""
     raw = hidden.double() @ weight[:vocab_size].double().T
     return reference.processed_logits(raw, soft_cap=soft_cap, bias=bias, mask=mask)
 
@@ -98,7 +98,7 @@ def expected_samples(
     num_samples: int = 1,
     **arguments,
 ) -> list[Expected]:
-    """What the oracle says of a call, sample by sample."""
+    """Return the oracle's result of a call for each sample."""
     step = counter(0) if offset is None else offset
     logits, error = exact_logits(**arguments), logits_error(**arguments)
     return [
@@ -120,7 +120,7 @@ def poisoned(valid: Tensor, n: int, logprob: bool, logz: bool) -> Sample:
 
 @contextmanager
 def guarded_memory() -> Iterator[None]:
-    """What torch.empty hands out is full of poison, and nothing is written behind its end."""
+    """Fill tensors of torch.empty with poison; check that nothing is written after their end."""
     handed_out = []
 
     def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -171,8 +171,8 @@ def assert_log_probabilities(out: Sample, arguments: dict) -> None:
         assert_near(out.logz, reference.log_partition(logits, T).where(out.valid, torch.nan))
     if out.logprob is not None:
         for tokens, logprob in zip(columns(out.tokens), columns(out.logprob), strict=True):
-            wanted = reference.log_probability(logits, tokens.clamp_min(0), T)
-            assert_near(logprob, wanted.where(out.valid, torch.nan))
+            expected = reference.log_probability(logits, tokens.clamp_min(0), T)
+            assert_near(logprob, expected.where(out.valid, torch.nan))
 
 
 def columns(values: Tensor) -> Tensor:
@@ -180,17 +180,17 @@ def columns(values: Tensor) -> Tensor:
     return values.view(len(values), -1).T
 
 
-def assert_near(values: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(values.double(), wanted, atol=1e-4, rtol=1e-6, equal_nan=True)
+def assert_near(values: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(values.double(), expected, atol=1e-4, rtol=1e-6, equal_nan=True)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two fp32 tensors are alike to the bit; NaN is like NaN."""
+    """Return whether two fp32 tensors have equal bits; all NaN are equal."""
     return torch.equal(a.nan_to_num(7.0).view(torch.int32), b.nan_to_num(7.0).view(torch.int32))
 
 
 def assert_at_rest(rows: int) -> None:
-    """The workspace of a launch of so many rows is as a launch must find it."""
+    """Assert that the workspace for this many rows is ready for a launch."""
     work = _workspace.workspace(rows, CPU)
     assert (work.keys == _workspace.LOWEST_KEY).all()
     assert (work.arrivals == 0).all()

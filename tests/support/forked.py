@@ -37,7 +37,7 @@ print(json.dumps(codes))
 
 
 class Output(NamedTuple):
-    """What a script printed, and its exit code."""
+    """The output of a script and its exit code."""
 
     code: int
     out: str

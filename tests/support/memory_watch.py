@@ -36,15 +36,15 @@ class _Ranges:
     def check(self, act: str, pointers, active=None) -> None:
         """Fail if an active pointer, of elements of its type, leaves all tensors."""
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        at = np.asarray(pointers.data, dtype=np.uint64)
+        addresses = np.asarray(pointers.data, dtype=np.uint64)
         if active is not None:
-            at = at[np.broadcast_to(active.data, at.shape).astype(bool)]
-        place = np.searchsorted(self.starts, at, side="right")
-        known = place > 0
+            addresses = addresses[np.broadcast_to(active.data, addresses.shape).astype(bool)]
+        place = np.searchsorted(self.starts, addresses, side="right")
+        has_start = place > 0
         ends = self.ends[np.maximum(place, 1) - 1]
-        outside = ~known | (at + np.uint64(size) > ends)
+        outside = ~has_start | (addresses + np.uint64(size) > ends)
         if outside.any():
-            first = int(at[outside].flat[0])
+            first = int(addresses[outside].flat[0])
             far = min(
                 (abs(first - int(edge)) for edge in (*self.starts, *self.ends)), default=first
             )

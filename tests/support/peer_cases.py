@@ -1,8 +1,8 @@
-"""What public tests of other samplers expect, as facts: logits, filters, and which tokens are kept.
+"""Facts from public tests of other samplers: logits, filters, and the tokens that are kept.
 
-Each case names its peer and the test it is from. Numbers alone are taken over. TimeLeft out is what
-cannot be asked here (tail-free, typical, eta and epsilon sampling, a least number of kept tokens)
-and what differs by choice: a token of logit -inf is never kept here, nor counted.
+Each case names its peer and the test it is from. Only numbers are copied. Cases of samplers that
+fsbench lacks (tail-free, typical, eta and epsilon sampling, a minimum of kept tokens) are not
+included, and neither are deliberate differences: a token of logit -inf is never kept nor counted.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def log(*p: float) -> Tensor:
 def llama_cpp() -> list[Kept]:
     """its sampling test: test_top_k, test_top_p, test_min_p."""
     logits = log(0.1, 0.2, 0.3, 0.4)
-    of = {
+    counts = {
         "top_k": [(1, 1), (3, 3)],
         "top_p": [(0.0, 1), (0.7, 2), (0.8, 3), (1.0, 4)],
         "min_p": [(0.0, 4), (0.24, 4), (0.26, 3), (0.49, 3), (0.51, 2), (0.74, 2), (0.76, 1)],
     }
-    of["min_p"].append((1.0, 1))
+    counts["min_p"].append((1.0, 1))
     return [
         Kept(f"llama.cpp {name}={value}", logits, {name: value}, list(range(4 - n, 4)))
-        for name, cases in of.items()
+        for name, cases in counts.items()
         for value, n in cases
     ]
 
@@ -71,7 +71,7 @@ def llama_cpp_queues() -> list[Kept]:
     """test_sampler_queue: token v has weight v, so sums of weights are whole numbers."""
     n = 10_000
     logits = torch.arange(n, dtype=torch.float32).log()
-    found = []
+    facts = []
     for queue in QUEUES:
         stages, *numbers = queue.split()
         k, p, min_p = int(numbers[0]), float(numbers[1]), float(numbers[2])
@@ -83,16 +83,16 @@ def llama_cpp_queues() -> list[Kept]:
             elif stage == "m":
                 first, filters["min_p"] = max(first, math.ceil(min_p * (n - 1))), min_p
             else:
-                wanted = p * sum(range(first, n))
+                target = p * sum(range(first, n))
                 last, mass = n, 0
-                while last > first and (mass < wanted or last == n):
+                while last > first and (mass < target or last == n):
                     last -= 1
                     mass += last
                 first, filters["top_p"] = last, p
         names = {"k": "top_k", "p": "top_p", "m": "min_p"}
         order = ("temperature", *(names[stage] for stage in stages))
-        found.append(Kept(f"llama.cpp {queue}", logits, filters, list(range(first, n)), order))
-    return found
+        facts.append(Kept(f"llama.cpp {queue}", logits, filters, list(range(first, n)), order))
+    return facts
 
 
 def transformers() -> list[Kept]:
@@ -117,7 +117,7 @@ def transformers() -> list[Kept]:
 def tensorrt_llm() -> list[Kept]:
     """topKSamplingLayerTest, topPSamplingLayerTest, four steps."""
     some = [-0.9163, -1.2040, -1.6094, -2.3026]
-    found = []
+    facts = []
     for step, first in enumerate((4, 0, 2, 0)):
         logits = torch.full((8,), -FLT_MAX)
         logits[first : first + 4] = torch.tensor(some)
@@ -132,8 +132,8 @@ def tensorrt_llm() -> list[Kept]:
         ]
         for filters, n in cases:
             tokens = list(range(first, first + n))
-            found.append(Kept(f"TensorRT-LLM step {step} {filters}", logits, filters, tokens))
-    return found
+            facts.append(Kept(f"TensorRT-LLM step {step} {filters}", logits, filters, tokens))
+    return facts
 
 
 def flashinfer() -> list[Kept]:
@@ -142,11 +142,11 @@ def flashinfer() -> list[Kept]:
     p = torch.rand(111, generator=generator)
     p /= p.sum()
     down, order = p.double().sort(descending=True)
-    found = []
+    facts = []
 
     def add(n: int, **filters: Any) -> None:
         tokens = sorted(order[:n].tolist())
-        found.append(Kept(f"FlashInfer {filters}", p.log(), filters, tokens))
+        facts.append(Kept(f"FlashInfer {filters}", p.log(), filters, tokens))
 
     above = down.cumsum(0) - down
     for part in (0.1, 0.5, 0.9):  # cdf from below > 1 - p
@@ -160,13 +160,13 @@ def flashinfer() -> list[Kept]:
         filters = {"top_k": k, "top_p": part}
         source = f"FlashInfer joint {filters}"
         joint = ("temperature", "top_p", "top_k")
-        found.append(Kept(source, p.log(), filters, sorted(order[:n].tolist()), joint))
-    return found
+        facts.append(Kept(source, p.log(), filters, sorted(order[:n].tolist()), joint))
+    return facts
 
 
 def flashsampling() -> list[Kept]:
     """its core test: test_top_k_top_p, of logits that ascend or descend; greedy decoding."""
-    found = []
+    facts = []
     for V in (100, 200, 256):
         for down in (False, True):
             logits = torch.arange(V, dtype=torch.float32)
@@ -175,15 +175,15 @@ def flashsampling() -> list[Kept]:
             p = kept.values.softmax(0)
             tokens = sorted(kept.indices[p.cumsum(0) - p < 0.9].tolist())
             name = f"FlashSampling V={V} {'down' if down else 'up'}"
-            found.append(Kept(f"{name} k", logits, {"top_k": 10, "top_p": 0.9}, tokens))
-            found.append(
+            facts.append(Kept(f"{name} k", logits, {"top_k": 10, "top_p": 0.9}, tokens))
+            facts.append(
                 Kept(f"{name} greedy", logits, {"temperature": 0.0}, [int(logits.argmax())])
             )
-    return found
+    return facts
 
 
 def penalties() -> list[Penalized]:
-    found = []
+    facts = []
     fifth = log(*[0.2] * 5)
     of_llama = [  # its sampling test: test_penalties; (seen, repetition, both others, result)
         ([0], 50.0, 0.0, [0, 0.25, 0.25, 0.25, 0.25]),
@@ -196,7 +196,7 @@ def penalties() -> list[Penalized]:
     for seen, repetition, other, expected in of_llama:
         amounts = {"repetition": repetition, "frequency": other, "presence": other}
         source = f"llama.cpp penalties {seen} {repetition} {other}"
-        found.append(Penalized(source, fifth, [], seen, amounts, expected, True))
+        facts.append(Penalized(source, fifth, [], seen, amounts, expected, True))
     tenth = torch.full((10,), 0.1)  # transformers: test_repetition_penalty_dist_process
     for token, y, ids in ((0, -0.1, [0, 1]), (5, 0.4, [5, 0])):
         logits = tenth.clone()
@@ -205,12 +205,12 @@ def penalties() -> list[Penalized]:
         for i in ids:
             expected[i] = expected[i] * 2 if expected[i] < 0 else expected[i] / 2
         amounts = {"repetition": 2.0}
-        found.append(Penalized(f"transformers {ids}", logits, ids, [], amounts, expected))
+        facts.append(Penalized(f"transformers {ids}", logits, ids, [], amounts, expected))
     for f in (0.12, -0.12):  # SGLang: penaltylib's test of frequencies; token i was drawn i times
         expected = [1.0, 1.0 - f, 1.0 - 2 * f, 1.0, 1.0]
         amounts = {"frequency": f}
-        found.append(Penalized(f"SGLang {f}", torch.ones(5), [], [1, 2, 2], amounts, expected))
-    return found
+        facts.append(Penalized(f"SGLang {f}", torch.ones(5), [], [1, 2, 2], amounts, expected))
+    return facts
 
 
 class Preferred(NamedTuple):

@@ -46,7 +46,11 @@ def token_scores(
 
 
 def contract(
-    noise: str = "group", own: bool = False, noise_map=None, accept=None, **mistakes: Change
+    noise: str = "group",
+    custom_noise: bool = False,
+    noise_map=None,
+    accept=None,
+    **mistakes: Change,
 ) -> Provider:
     """The reference as a provider. A mistake is a function of what it replaces, and of more.
 
@@ -110,7 +114,7 @@ def contract(
     able = Capabilities(
         ("cpu",),
         ("fp32", "bf16"),
-        noise=None if own else noise,  # type: ignore[arg-type]
+        noise=None if custom_noise else noise,  # type: ignore[arg-type]
         zero_temperature=True,
         batch_invariant=True,
         **dict.fromkeys(OPTIONS, True),
@@ -124,7 +128,7 @@ def contract(
 
 def complete(**mistake: Change) -> Provider:
     """A sampler with the full call that does not say whose noise it has."""
-    return contract(own=True, **mistake)
+    return contract(custom_noise=True, **mistake)
 
 
 # Mistakes: functions of what they replace

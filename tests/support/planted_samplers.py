@@ -54,7 +54,7 @@ def fine_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Ten
 
 
 def own_exponential(like: Tensor) -> Tensor:
-    """Of a sampler with noise of its own, which follows torch's generator: fp32 as `like`."""
+    """Return fp32 noise of a sampler that uses torch's generator, in the shape of `like`."""
     return fine_exponential(generator(int(torch.randint(2**62, ()))), tuple(like.shape))
 
 

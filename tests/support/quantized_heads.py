@@ -1,4 +1,4 @@
-"""What tests of quantized heads share."""
+"""Helpers for tests of quantized heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the measuring loop share: a small problem, and a log of what happened."""
+"""Doubles for tests of the measuring loop: a small problem, and a log of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = Problem(2, 16, 40, "fp32", device="cpu")
 
 
 class Log(list[tuple[Any, ...]]):
-    """What happened, in order: (sampler, "build" or "step", B) and offsets by sampler."""
+    """Events in order, (sampler, "build" or "step", B), and offsets by sampler."""
 
     def __init__(self) -> None:
         self.offsets: dict[str, list[int]] = {}
@@ -20,7 +20,7 @@ class Log(list[tuple[Any, ...]]):
 
     def steps(self) -> str:
         """The samplers stepped, one letter each."""
-        return "".join(name for name, what, _ in self if what == "step")
+        return "".join(name for name, event, _ in self if event == "step")
 
 
 def lines(tmp_path: Path) -> list[dict[str, Any]]:

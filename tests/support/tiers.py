@@ -14,5 +14,5 @@ def full(*values: Any, **options: Any) -> Any:
 
 
 def first_quick(cases: Iterable[Any], quick: int = 1) -> list[Any]:
-    """Cases of one argument, of which the first `quick` are in make test."""
+    """Return the cases of an argument; only the first `quick` are in make test."""
     return [case if number < quick else full(case) for number, case in enumerate(cases)]

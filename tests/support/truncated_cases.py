@@ -63,18 +63,18 @@ def check(
 
 def require_kept(n: torch.Tensor, bounds: reference.Truncation) -> None:
     """Fail unless the kernel keeps n [B] tokens, within what rounding leaves of the reference."""
-    for what, bound, wrong in (
+    for label, bound, wrong in (
         ("number of kept tokens, too few", bounds.surely.sum(1), n < bounds.surely.sum(1)),
         ("number of kept tokens, too many", bounds.possibly.sum(1), n > bounds.possibly.sum(1)),
     ):
-        assert not wrong.any(), differing(what, wrong, n, bound)
+        assert not wrong.any(), differing(label, wrong, n, bound)
 
 
-def differing(what: str, wrong: torch.Tensor, kernel: torch.Tensor, expected: torch.Tensor) -> str:
+def differing(label: str, wrong: torch.Tensor, kernel: torch.Tensor, expected: torch.Tensor) -> str:
     """Say which rows of `wrong` [B] differ, and which number is whose."""
     rows = wrong.nonzero()[:, 0].tolist()
     return (
-        f"{what} of rows {rows}: the kernel has {kernel[rows].tolist()}, "
+        f"{label} of rows {rows}: the kernel has {kernel[rows].tolist()}, "
         f"fsbench.reference {expected[rows].tolist()}"
     )
 

@@ -24,7 +24,7 @@ from fsbench.verify.pathwise import check_on_problem
 
 FILES = sorted((ROOT / "tools" / "cases").glob("*.py"))
 SHIPPED = set(discover())
-CASES = {name: found for name, found in discover(FILES).items() if name not in SHIPPED}
+CASES = {name: entry for name, entry in discover(FILES).items() if name not in SHIPPED}
 B, D, V = 4, 16, 260
 SMALL = Problem(B, D, V, "fp32", device="cpu", logits="normal:3")
 
@@ -42,16 +42,16 @@ def drawn(name, problem=SMALL, step=3):
 
 
 def test_no_file_is_broken():
-    assert len(CASES) > 40 and not [name for name, found in CASES.items() if found.broken]
+    assert len(CASES) > 40 and not [name for name, entry in CASES.items() if entry.broken]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         name
-        for name, found in CASES.items()
-        if "cpu" in found.provider.capabilities.devices
-        and found.provider.kind is not Kind.LOWER_BOUND
+        for name, entry in CASES.items()
+        if "cpu" in entry.provider.capabilities.devices
+        and entry.provider.kind is not Kind.LOWER_BOUND
     ],
 )
 def test_a_case_passes_the_check_before_timing(name):
@@ -72,21 +72,21 @@ def test_filters_as_tensors_draw_what_numbers_draw():
 
 def test_gradients_of_both_trainings_are_equal(monkeypatch):
     """The leaves are the launch's own, so what backward leaves in them is caught on the way."""
-    found = []
+    leaves = []
     leave = torch.Tensor.requires_grad_
     monkeypatch.setattr(
-        torch.Tensor, "requires_grad_", lambda leaf: found.append(leave(leaf)) or leaf
+        torch.Tensor, "requires_grad_", lambda leaf: leaves.append(leave(leaf)) or leaf
     )
     for name in ("gradient_score", "gradient_chunked"):
         drawn(name)
-    ours, theirs = found[:2], found[2:]
-    for leaf, other in zip(ours, theirs, strict=True):
+    scored, chunked = leaves[:2], leaves[2:]
+    for leaf, other in zip(scored, chunked, strict=True):
         torch.testing.assert_close(-leaf.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_drafts_come_from_their_heads():
-    for how in ("sampled", "greedy"):
-        exact, screened = (drawn(f"draft_reduced{word}_{how}") for word in ("", "_screened"))
+    for mode in ("sampled", "greedy"):
+        exact, screened = (drawn(f"draft_reduced{word}_{mode}") for word in ("", "_screened"))
         assert exact.equal(screened)
     # All V tokens are among the reduced ones here.
     assert drawn("draft_reduced_greedy").equal(drawn("option_greedy"))
@@ -115,8 +115,8 @@ def test_a_wrong_token_under_a_mask_is_refused(monkeypatch):
     names = build.func.__globals__
     right = names["screened_sample"]
 
-    def wrong(*given, **options):
-        sample = right(*given, **options)
+    def wrong(*args, **options):
+        sample = right(*args, **options)
         sample.tokens[1] += 1
         return sample
 
@@ -154,5 +154,5 @@ def test_candidates_are_counted_and_tokens_compared(monkeypatch):
         assert 1 <= float(mean) <= most <= problem.V
         if len(names) == 2:
             break
-    found = count_candidates.equality(head, 8)
-    assert found["draws"] == 8 and found["unequal"] == 0
+    counts = count_candidates.equality(head, 8)
+    assert counts["draws"] == 8 and counts["unequal"] == 0

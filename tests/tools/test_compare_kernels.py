@@ -53,10 +53,10 @@ def test_a_report_names_what_differs_and_what_is_missing():
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
-    found = [Compiled("b", ["z", "y"], 9, 8, 7, 6, [], {}), compiled("x")]
-    write(tmp_path / "a.csv", table(found))
+    kernels = [Compiled("b", ["z", "y"], 9, 8, 7, 6, [], {}), compiled("x")]
+    write(tmp_path / "a.csv", table(kernels))
     triton, rows = read(tmp_path / "a.csv")
-    assert triton and rows == table(found)
+    assert triton and rows == table(kernels)
     assert [(row["kernel"], row["launch"]) for row in rows] == [
         ("add", "x"),
         ("b", "y"),

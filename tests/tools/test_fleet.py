@@ -34,7 +34,7 @@ for option in "$@"; do
 done
 for task in $(seq "${last:-1}"); do SLURM_ARRAY_TASK_ID=$task bash -c "$script" > /dev/null; done
 echo "$id" """,
-    # Runs the task of the YAML file, the last word, at a home of its own.
+    # Runs the task of the YAML file, the last word, in a separate home.
     "sky": """echo "sky $*" >> "$CALLS"
 [ "$1" = launch ] || exit 0
 while [ $# -gt 1 ]; do

@@ -36,18 +36,25 @@ def test_every_pair_is_compared_and_the_rounding_of_logits_shows(capsys):
     lines = [dict(zip(COLUMNS, line, strict=True)) for line in table([])]
     assert "SmolLM2-135M: left out" in capsys.readouterr().out
     for law in measure_mismatch.LOGITS:
-        of = [line for line in lines if line["logits"] == law]
-        found = {(x["rollout"], x["batch"], x["trainer"]): x for x in of}
-        known = {rollout for rollout, batch, trainer in found if trainer == "float64"}
-        assert known >= {"bf16", "log_softmax", "chunked", "fp32 logits", "score", "flash_sample"}
-        assert set(found) == {(name, 12, "float64") for name in known} | {
+        rows = [line for line in lines if line["logits"] == law]
+        cells = {(x["rollout"], x["batch"], x["trainer"]): x for x in rows}
+        rollouts = {rollout for rollout, batch, trainer in cells if trainer == "float64"}
+        assert rollouts >= {
+            "bf16",
+            "log_softmax",
+            "chunked",
+            "fp32 logits",
+            "score",
+            "flash_sample",
+        }
+        assert set(cells) == {(name, 12, "float64") for name in rollouts} | {
             (rollout, batch, trainer)
             for rollout, trainers in PAIRS.items()
-            for trainer in set(trainers) & known
+            for trainer in set(trainers) & rollouts
             for batch in (1, 8)
         }
-        assert all(line["tokens"] == 12 for line in of)
-        error = {name: float(found[name, 12, "float64"]["max"]) for name in known}
+        assert all(line["tokens"] == 12 for line in rows)
+        error = {name: float(cells[name, 12, "float64"]["max"]) for name in rollouts}
         fine, coarse = ("fp32 logits", "score", "flash_sample"), ("log_softmax", "chunked", "bf16")
         assert max(error[name] for name in fine) < 1e-5 < min(error[name] for name in coarse)
         assert max(error.values()) < 0.2
@@ -63,9 +70,9 @@ def test_a_model_is_looked_at_before_each_token_it_draws(monkeypatch):
     )
     monkeypatch.setattr(measure_mismatch, "Model", lambda wheel: model)
     monkeypatch.setattr(measure_mismatch, "LOGITS", ())
-    given = []
-    monkeypatch.setattr(measure_mismatch, "rows", lambda *of: given.append(of) or [])
+    calls = []
+    monkeypatch.setattr(measure_mismatch, "rows", lambda *args: calls.append(args) or [])
     assert not list(table(["a.whl"]))
-    ((name, hidden, weight),) = given
+    ((name, hidden, weight),) = calls
     assert name == "SmolLM2-135M" and weight.equal(head.bfloat16())
     assert hidden.equal(states[:, 7:71].reshape(-1, 16).bfloat16())

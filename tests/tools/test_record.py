@@ -1,4 +1,4 @@
-"""tools/record.py with doubles: an fsbench that waits or fails as it is told, and made-up GPUs."""
+"""tools/record.py with doubles: an fsbench that waits or fails on request, and made-up GPUs."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def call(tmp_path, monkeypatch):
         table = tmp_path / "jobs.toml"
         table.write_text(
             "".join(
-                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\nseconds = {60 * minutes}\n"
-                for name, (how, minutes) in jobs.items()
+                f"[{name}]\ncommand = 'fsbench {mode} {{out}}'\nseconds = {60 * minutes}\n"
+                for name, (mode, minutes) in jobs.items()
             )
         )
         record.main(["--jobs", str(table), "--folder", str(tmp_path / "out"), *options])
@@ -89,32 +89,36 @@ def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
     assert not calls and state["c"]["exit"] == 0
     capsys.readouterr()
     call({**JOBS, "d": ("run ends", 7)}, "--list")
-    a, b, _, d, left = capsys.readouterr().out.splitlines()
+    a, b, _, d, last_line = capsys.readouterr().out.splitlines()
     assert "exit 0" in a and "1111111" in a and "exit 3" in b
-    assert d.split() == ["d", "420", "s", "d-DATE", "to", "do"] and left.startswith("420 s to do")
+    assert d.split() == ["d", "420", "s", "d-DATE", "to", "do"] and last_line.startswith(
+        "420 s to do"
+    )
 
 
 @pytest.mark.parametrize(
-    "how, again", [("run", "run --resume long"), ("verify", "verify ends long")]
+    "mode, resumed", [("run", "run --resume long"), ("verify", "verify ends long")]
 )
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
-    call, tmp_path, monkeypatch, how, again, heeds
+    call, tmp_path, monkeypatch, mode, resumed, heeds
 ):
-    """A run is continued, other jobs begin anew, once a call has more time than they were given."""
+    """With more time a run is continued, and other jobs start again from the beginning."""
     with monkeypatch.context() as clock:
         clock.setattr(record.time, "monotonic", Clock(tmp_path / "out", not heeds))
-        what = "waits" if heeds else "deaf"
-        state, _ = call({"long": (f"{how} {what}", 1), "b": ("verify ends", 1)}, "--minutes", "5")
+        outcome = "waits" if heeds else "deaf"
+        state, _ = call(
+            {"long": (f"{mode} {outcome}", 1), "b": ("verify ends", 1)}, "--minutes", "5"
+        )
     assert "exit" not in state["long"] and state["long"]["seconds"] >= 3600 and "b" not in state
-    jobs = {"long": (f"{how} ends", 1), "b": ("verify ends", 1)}
+    jobs = {"long": (f"{mode} ends", 1), "b": ("verify ends", 1)}
     part = tmp_path / "out" / state["long"]["out"] / "part"
     part.touch()
     state, calls = call(jobs, "--minutes", "5")
-    assert calls == (["run --resume long"] if how == "run" else []) + ["verify ends b"]
+    assert calls == (["run --resume long"] if mode == "run" else []) + ["verify ends b"]
     state, calls = call(jobs)
-    assert calls == ([] if how == "run" else [again]) and state["long"]["exit"] == 0
-    assert part.exists() == (how == "run")
+    assert calls == ([] if mode == "run" else [resumed]) and state["long"]["exit"] == 0
+    assert part.exists() == (mode == "run")
 
 
 def test_a_job_begins_only_if_its_time_fits(call):
@@ -182,7 +186,7 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
     monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
     commands = typer.main.get_command(app).commands
     monkeypatch.chdir(ROOT)
-    known = set(discover())
+    names = set(discover())
     jobs = record.read_jobs(ROOT / "tools" / "record.toml", "h100")
     assert len({job.name for job in jobs}) == len({job.out for job in jobs}) == len(jobs)
     for job in jobs:
@@ -196,9 +200,9 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
         name, *arguments = whole.partition("fsbench ")[2].split()
         options = commands[name].make_context(name, arguments).params
         files = options.get("provider_path") or []
-        own = {found.name for path in files for found in load(path.stem, "", "file", str(path))}
-        assert set(options.get("provider") or []) <= known | own, job
-        assert not files or len(own & set(options["provider"])) == len(own), job
+        added = {entry.name for path in files for entry in load(path.stem, "", "file", str(path))}
+        assert set(options.get("provider") or []) <= names | added, job
+        assert not files or len(added & set(options["provider"])) == len(added), job
         assert (options.get("preset") or "paper") in PRESETS, job
 
 
@@ -214,10 +218,10 @@ def test_jobs_are_listed_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsy
         "[c]\ncommand = 'true'\nseconds = 10\nout = '{name}/{key}'\neach.x = '--y'\ngpus = 2\n"
     )
     record.main(["--list", "--gpu", "h100", "--jobs", str(table)])
-    a, b, c, left = capsys.readouterr().out.splitlines()
+    a, b, c, last_line = capsys.readouterr().out.splitlines()
     assert a.split() == ["a", "150", "s", "a-DATE", "to", "do"]
     assert b.endswith("needs no-such-program")
-    assert "c-x/x" in c and c.endswith("to do on 2 GPUs") and left.startswith("165 s")
+    assert "c-x/x" in c and c.endswith("to do on 2 GPUs") and last_line.startswith("165 s")
     with pytest.raises(SystemExit, match="expected an NVIDIA GPU"):
         record.main([])
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.toml"]
@@ -242,8 +246,8 @@ def test_a_cpu_measures_jobs_of_its_own(tmp_path, monkeypatch, capsys):
     )
     call = ["--jobs", str(table), "--folder", str(tmp_path / "out")]
     record.main([*call, "--dry-run"])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"run: fsbench run {options} --out ") and len(said) == 2
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith(f"run: fsbench run {options} --out ") and len(output) == 2
     assert not (tmp_path / "out").exists()
     record.main(call)
     state = record.read_state(tmp_path / "out")

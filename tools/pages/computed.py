@@ -99,7 +99,7 @@ def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
 def cpu_sizes(record: str) -> pd.DataFrame:
     """Return the best number of hot tokens, by the model and as measured."""
     facts = json.loads((RESULTS / record / "fit.json").read_text(encoding="utf-8"))
-    cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
+    cover = Coverage(facts["v"], np.array(facts["sizes"]), np.array(facts["mean"]))
     rows: list[dict[str, Any]] = []
     for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
         optimum = best(cover, Cost(**facts["cost"]), both)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -27,8 +28,6 @@ from fsbench.integrations.compile_ahead import (
     EngineSpec,
     engine_calls,
     ensure_cache,
-    parsed_request,
-    request_text,
     unusable,
 )
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds
@@ -42,14 +41,22 @@ ALL_KINDS = SPEC.draw_kinds()
 NOT_COMPILED = "kernels are being compiled"
 
 
+DOUBLE = """
+import os, sys, time
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+pipe.recv()
+"""
+
+
 def compile_double(script: str, spec: EngineSpec = SPEC) -> CompileAhead:
     """Return processes that run a script in place of the compiler."""
-    return CompileAhead(spec, CHIPS["h200"], [sys.executable, "-c", script])
+    return CompileAhead(spec, CHIPS["h200"], [sys.executable, "-c", DOUBLE + script])
 
 
 def report(last: int) -> str:
     """Return a script that reports the first kinds as compiled."""
-    return f"print(*range({last}), sep='\\n', flush=True)"
+    return f"any(map(pipe.send, range({last})))"
 
 
 @pytest.fixture
@@ -130,7 +137,7 @@ def test_the_engine_loads_what_was_compiled(plugged, caplog):
 
 
 def test_if_the_processes_die_the_engine_compiles(plugged, caplog):
-    runner = plugged(compile_double(f"import os; {report(2)}; os.kill(os.getpid(), 9)"))
+    runner = plugged(compile_double(f"{report(2)}; os.kill(os.getpid(), 9)"))
     sampling = runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw, real=False)
     warm_up(runner, 1)
@@ -147,7 +154,7 @@ def test_vllm_samples_a_kind_until_it_is_compiled(plugged, monkeypatch, tmp_path
     monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
     done = tmp_path / "done"
     wait = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)"
-    script = f"import os, time\n{report(3)}\n{wait}\n{report(len(ALL_KINDS))}\ntime.sleep(60)"
+    script = f"{report(3)}\n{wait}\n{report(len(ALL_KINDS))}\ntime.sleep(60)"
     ahead = compile_double(script)
     runner = plugged(ahead)
     ahead.wait(ALL_KINDS[:3])
@@ -180,7 +187,7 @@ def test_vllm_samples_a_kind_until_it_is_compiled(plugged, monkeypatch, tmp_path
 
 def test_processes_that_fail_while_the_engine_serves_are_logged_once(plugged, monkeypatch, caplog):
     monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
-    script = f"import sys, time\n{report(3)}\ntime.sleep(1)\nsys.exit('no\\nspace left')"
+    script = f"{report(3)}\ntime.sleep(1)\npipe.send('no space left')"
     ahead = compile_double(script)
     runner = plugged(ahead)
     ahead.wait(ALL_KINDS[:3])
@@ -192,18 +199,13 @@ def test_processes_that_fail_while_the_engine_serves_are_logged_once(plugged, mo
     play.step()
     assert unserved(runner) == {NOT_COMPILED: 2}
     lines = [record.getMessage() for record in caplog.records]
-    assert [line for line in lines if "compiling has ended (space left)" in line] == lines[-1:]
-
-
-def test_processes_get_the_spec_and_the_chip_of_the_engine():
-    for chip in CHIPS.values():
-        assert parsed_request(request_text(SPEC, chip, 7)) == (SPEC, chip, 7)
+    assert [line for line in lines if "compiling has ended (no space left)" in line] == lines[-1:]
 
 
 def test_another_head_than_expected_is_compiled_for(plugged, monkeypatch):
     started: list[EngineSpec] = []
     monkeypatch.setattr(vllm_runner, "start_compiling", started.append)
-    ahead = compile_double("import time; time.sleep(60)", SPEC._replace(V=V + 1))
+    ahead = compile_double("time.sleep(60)", SPEC._replace(V=V + 1))
     plugged(ahead)
     assert [spec.V for spec in started] == [V]
     assert ahead.wait([], 5) and not ahead.is_ready(DrawKind())
@@ -236,15 +238,16 @@ from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec
 from fsbench.kernels.warming.offline import CHIPS
 ahead = CompileAhead(EngineSpec(*json.loads(sys.argv[1])), CHIPS["h200"])
 print(ahead._process.pid, flush=True)
-ahead.wait(ahead.spec.draw_kinds())
+ahead.wait(ahead.spec.draw_kinds()[:int(sys.argv[2])])
+print(ahead.failure or "compiled", flush=True)
 """
 
 
-def engine(cache: Path) -> subprocess.Popen[str]:
-    """Start an engine that waits for all kernels; it prints the compiling group's id."""
+def engine(cache: Path, num_kinds: int, **options: Any) -> subprocess.Popen[str]:
+    """Start an engine that waits for kernels; it prints the compiling group's id, then the end."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-c", ENGINE, json.dumps(SMALL)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ENGINE, json.dumps(SMALL), str(num_kinds)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 
 def is_alive(group: int) -> bool:
@@ -265,12 +268,38 @@ def group_ends(group: int) -> bool:
 
 
 def test_processes_end_with_an_engine_that_is_killed(tmp_path):
-    killed = engine(tmp_path)
+    killed = engine(tmp_path, 40)
     group = int(killed.stdout.readline())
     assert is_alive(group)
     time.sleep(1)  # it compiles by then
     killed.kill()
     assert group_ends(group)
+
+
+@pytest.mark.full
+def test_engines_share_a_cache_also_with_one_that_was_killed(tmp_path):
+    """One is killed while it compiles; then two start at once, and a last one."""
+    killed = engine(tmp_path, 40)
+    group = int(killed.stdout.readline())
+    while not list(tmp_path.rglob("*")):
+        time.sleep(0.1)
+    killed.kill()
+    both = [engine(tmp_path, 1), engine(tmp_path, 1)]
+    assert [each.communicate()[0].split()[1:] for each in both] == [["compiled"]] * 2
+    assert group_ends(group)
+    files = set(tmp_path.rglob("*.cubin"))
+    assert engine(tmp_path, 1).communicate()[0].split()[1:] == ["compiled"]
+    assert files and files <= set(tmp_path.rglob("*.cubin"))
+
+
+@pytest.mark.full
+def test_a_disk_that_fills_up_while_compiling_is_named(tmp_path):
+    def no_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = engine(tmp_path, 40, preexec_fn=no_files)
+    message = done.communicate()[0]
+    assert "File too large" in message or "No usable temporary directory" in message
 
 
 UNCOVERED = """

@@ -14,7 +14,8 @@ from fake_vllm_states import D, V, params
 from vllm_play import PROMPT, Play, Recording, grammars
 
 from fsbench.integrations import vllm_0_26 as adapter
-from fsbench.integrations.draw import Head, LogprobRequest, Rows, make_draw
+from fsbench.integrations.draw import DrawResult, Head, LogprobRequest, Rows, make_draw
+from fsbench.integrations.graphed import Graph, GraphedDraw
 from fsbench.kernels import Penalties, TokenHistory, truncated_sample
 from fsbench.kernels.screened import head as screened_head
 
@@ -136,3 +137,25 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
     penalties = Penalties(TokenHistory.from_tokens([[1], [2]], [[], []], 4, "cpu"), 1.5)
     draw(rows._replace(penalties=penalties))
     assert len(filter_screens) == 1
+
+
+def redraw(draw: Any) -> Graph:
+    """Stand in for a CUDA graph: a replay draws again from the same tensors."""
+    result = draw()
+    return Graph(lambda: result.tokens.copy_(draw().tokens), DrawResult(result.tokens), 0)
+
+
+def test_padding_rows_of_a_graph_are_never_computed_in_full(filter_screens):
+    """After zeros at first, and after rows with top-k off and NaNs in the same places."""
+    head, rows = problem(3)
+    rows = rows._replace(screened=True)
+    draw = GraphedDraw(make_draw("screened", head), 4, rows.hidden, V, capture=redraw)
+    assert draw.screens(3, 3) and draw(rows).tokens.tolist() == direct(head, rows)
+    broken = problem(4)[1]
+    broken.hidden[3] = torch.nan
+    off = torch.full((4,), V, dtype=torch.int32), *broken.filters[1:]
+    draw._copy_inputs(broken._replace(filters=off), 4)
+    draw(rows)
+    assert len(filter_screens) == 3  # the capture, and two replays
+    # The lists have room for all tokens here, so a row may also list them all.
+    assert all(min(each) > 0 and max(each) < V // 4 for each in filter_screens[1:])

@@ -59,7 +59,6 @@ def switched_on(monkeypatch, vllm):
 def test_off_unless_switched_on_and_hooked_once(monkeypatch, vllm):
     before = vars(vllm[RUNNER].GPUModelRunner).copy()
     entry.register()
-    plugin.register()
     assert vars(vllm[RUNNER].GPUModelRunner) == before
     monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
     entry.register()
@@ -286,6 +285,16 @@ def test_new_weights_are_drawn_from(monkeypatch, load, screens, change, kept):
     if kept == "screened head":
         assert screens == [1, 1]
         assert (runner._fsbench._draws is draws) == (change != "another tensor")
+
+
+def test_ranks_agree_on_a_reason(monkeypatch):
+    def all_gather(reasons: list[Any], reason: Any, group: Any) -> None:
+        reasons[:] = [None, reason, "model: compute_logits"]
+
+    monkeypatch.setattr(vllm_head.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(vllm_head.dist, "all_gather_object", all_gather)
+    assert vllm_head.first_reason(None, None) == "model: compute_logits"
+    assert vllm_head.first_reason("model: LoRA", None) == "model: LoRA"
 
 
 def test_weights_that_become_unsupported_are_left_to_vllm(load):

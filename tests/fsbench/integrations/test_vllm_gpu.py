@@ -15,7 +15,6 @@ from fsbench.integrations import vllm as plugin
 from fsbench.integrations.draw import Rows
 from fsbench.kernels import truncated_sample
 from fsbench.machine.packages import package_version
-from fsbench.verify.statistics import g_test
 from tests.support.small_vllm import (
     DIGITS,
     GRAMMAR,
@@ -185,64 +184,6 @@ def test_greedy_tokens_are_vllms_but_for_ties_in_bf16(llm, runner):
     drawn = logits.gather(1, tokens[:, None])[:, 0]
     assert (drawn >= best - best.abs() * 2**-7).all()
     assert (tokens == logits.argmax(1)).float().mean() > 0.8
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_the_distribution_is_that_of_vllms_sampler(llm, runner, temperature):
-    """Compare both with the softmax of the logits that each uses, for one hidden state."""
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-    hidden = torch.randn(1, D, device="cuda").bfloat16().repeat(4096, 1)
-    temperatures = torch.full((4096,), temperature, device="cuda")
-    rows = torch.arange(4096, dtype=torch.int32, device="cuda")
-    seeds = torch.arange(4096, device="cuda")
-    weight = runner.model.lm_head.weight[:V]  # without its padding
-    distributions = {
-        "fsbench": torch.softmax(hidden[0].double() @ weight.double().T / temperature, 0),
-        "vllm": torch.softmax(runner.model.compute_logits(hidden)[0].double() / temperature, 0),
-    }
-    counts = {name: np.zeros(V) for name in distributions}
-    for step in range(50):
-        position = torch.full((4096,), step, device="cuda")
-        drawn = runner._fsbench.sampling.draw(Rows(hidden, temperatures, seeds, position)).tokens
-        with torch.inference_mode():
-            logits = runner.model.compute_logits(hidden).float() / temperature
-        sampled = gumbel_sample(
-            logits, rows, temperatures, seeds, position, apply_temperature=False
-        )
-        for name, tokens in (("fsbench", drawn), ("vllm", sampled)):
-            counts[name] += np.bincount(tokens.cpu().numpy(), minlength=V)
-    for name, expected in distributions.items():
-        assert expected.max() < 0.5, (name, expected.max())  # neither NaN nor one token alone
-        order = expected.argsort(descending=True).cpu().numpy()
-        fit = g_test(counts[name][order], expected.cpu().numpy()[order])
-        assert fit.p_value > 1e-4, name
-
-
-def test_a_thousand_mixed_requests(llm, runner):
-    """Of every kind, some cancelled, all that run preempted twice: none is lost."""
-    engine, counts = llm.llm_engine, runner._fsbench.sampling.counts
-    before = counts.served + sum(counts.unserved.values())
-    cancelled = {str(row) for row in range(7, 1000, 50)}
-    got = {}
-    for row in range(1000):
-        engine.add_request(str(row), prompt(row), parameters(row % len(KINDS), row))
-    steps = 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                got[output.request_id] = len(output.outputs[0].token_ids)
-        steps += 1
-        if steps == 3:
-            engine.abort_request(sorted(cancelled))
-        if steps in (5, 25):
-            llm.reset_prefix_cache(reset_running_requests=True)  # preempts all that run
-    finished = {str(row): 4 + row % 9 for row in range(1000)}
-    finished = {name: tokens for name, tokens in finished.items() if name not in cancelled}
-    assert {name: got.get(name) for name in finished} == finished
-    drawn = counts.served + sum(counts.unserved.values()) - before
-    assert drawn >= sum(finished.values())
-    assert not counts.unserved and counts.served > 0
 
 
 def test_drafts_change_no_token(drafting, monkeypatch):

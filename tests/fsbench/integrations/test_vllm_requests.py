@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_vllm import Model
 from fake_vllm_states import NO_LOGPROBS, D, V, params
 from vllm_play import (
     BY_VLLM,
@@ -22,9 +23,9 @@ from fsbench.integrations import vllm_0_26 as adapter
 WITH_LOGPROBS = [kind for kind in KINDS if kind.endswith("logprobs")]
 
 
-def decode(runner, request_kinds, steps, neighbors=()):
+def decode(runner, request_kinds, steps, dtype=torch.bfloat16, neighbors=()):
     """Decode requests of these kinds, eight at a time; return tokens and log-probabilities."""
-    play, tokens = Play(runner), {}
+    play, tokens = Play(runner, dtype), {}
     for first in range(0, len(request_kinds), 8):
         group = request_kinds[first : first + 8]
         for number, kind in enumerate(neighbors):
@@ -48,6 +49,24 @@ def test_tokens_do_not_depend_on_whether_the_screened_head_draws(load, screens, 
         assert decode(runner, [kind], 3, neighbors=neighbors)[0] == alone
     assert decode(load(), [kind], 3)[0] != alone or kind == "default"
     assert set(screens) == ({1, 2} if kind != "default" else set())
+
+
+@pytest.mark.full
+def test_tokens_of_the_kernels_do_not_depend_on_the_batch(load):
+    """In fp16 the interpreter runs the kernels; in bf16 the reference draws."""
+    request_kinds = [
+        "plain",
+        "default",
+        "frequency",
+        "repetition",
+        "grammar",
+        "default logprobs",
+        "greedy",
+    ]
+    runner = load(model=Model(dtype=torch.float16))
+    together, _ = decode(runner, request_kinds, 2, torch.float16)
+    for kind in request_kinds:
+        assert decode(runner, [kind], 2, torch.float16)[0] == {kind: together[kind]}
 
 
 def test_vllm_samples_the_unsupported_rows_of_a_batch_and_no_others(load):
@@ -271,7 +290,8 @@ def default_dtype():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("flash_sample", torch.float64), ("screened", torch.bfloat16)]
+    ("name", "dtype"),
+    [("flash_sample", torch.float64), *((n, torch.bfloat16) for n in ("flash_sample", "screened"))],
 )
 def test_torchs_default_dtype_changes_nothing(load, default_dtype, name, dtype):
     """Loaded, warmed up and decoded under it, requests of every kind."""

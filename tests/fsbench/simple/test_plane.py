@@ -7,6 +7,7 @@ import torch
 
 from fsbench.errors import InvalidArgument
 from fsbench.reference import philox4x32
+from fsbench.reference.truncation import penalized, token_counts
 from fsbench.simple import native, reference
 from fsbench.simple.plane import Plane, PlaneStalled, uniforms
 from fsbench.simple.ring import RingShape
@@ -94,7 +95,8 @@ def test_a_tail_token_that_is_raised_far_above_the_tail_keeps_its_mass(temperatu
     plane.ring.parts["shape"][0] = torch.tensor(plane.shape.hot(hot))
     plane.ring.tail_max[0], plane.ring.tail_sum[0] = reference.tail(rows, hot, temperature)
     uniform = torch.empty(n, dtype=torch.float64)
-    z = reference.penalized(rows, [[raised]] * n, [[]] * n, repetition=repetition)
+    counts = (token_counts([seen] * n, V) for seen in ([raised], []))
+    z = penalized(rows, *counts, repetition=repetition)
     for step in range(2):
         request = torch.arange(n, dtype=torch.int32)
         tokens = drawn(plane, rows, step, temperature=temperature, request=request)

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 
+from fsbench.reference.truncation import penalized, token_counts
 from fsbench.simple import native
 from fsbench.simple.plane import uniforms
-from fsbench.simple.reference import decide, penalized
+from fsbench.simple.reference import decide
 from fsbench.simple.steps import PLAIN, Controls, FullV, Offload, Parallel, Shvs, probabilities
 from fsbench.simple.zipf import ZipfText
 
@@ -30,7 +31,8 @@ HISTORY = [([1, 2, 3, row, *range(500, 500 + 9 * row)], [row, row, 7]) for row i
 def oracle(controls, uniform, history):
     logits = LOGITS[: len(uniform)]
     if controls.penalizes:
-        logits = penalized(logits, *zip(*history, strict=True), **controls.penalties)
+        counts = (token_counts(seen, V) for seen in zip(*history, strict=True))
+        logits = penalized(logits, *counts, **controls.penalties)
     return decide(logits, uniform, **controls.filters)
 
 

@@ -1,8 +1,8 @@
-"""Speculative decoding of a Markov chain: the very tokens of plain decoding.
+"""Speculative decoding of a Markov chain: the tokens are those of plain decoding.
 
 The chain has three tokens. Its next token depends on the last alone: the LM head [3, 3] applied to
 the one-hot state of the last token gives its logits.
-In bf16 flash_sample runs fsbench.reference on a CPU; seeds [B] make every row a trial of its own.
+In bf16 flash_sample runs fsbench.reference on a CPU; seeds [B] make every row a separate trial.
 """
 
 from __future__ import annotations

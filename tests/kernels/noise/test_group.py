@@ -1,4 +1,4 @@
-"""The device functions of group noise on their own, in the interpreter."""
+"""The device functions of group noise, in the interpreter."""
 
 from __future__ import annotations
 
