@@ -137,7 +137,7 @@ def test_a_row_of_tensors_has_the_token_of_the_same_numbers(logits):
 
 def test_the_last_program_goes_on_until_a_token_is_kept():
     """Rows of tensors have three tests; with two of them, one row in fifty is not finished."""
-    B = 80
+    B = 40
     call = {**stored(normal_logits(B, 300)), "seed": SEED}
     expected = truncated_sample(**call, top_p=0.8).tokens
     first_kept = mock.Mock(side_effect=alone._first_kept)
@@ -152,7 +152,7 @@ def test_the_last_program_goes_on_until_a_token_is_kept():
 @pytest.mark.parametrize("per_row", [True, full(False)])
 def test_a_draw_below_the_threshold_of_min_p_is_not_kept(per_row):
     """Min-p keeps hundreds of tokens, in more groups than one program draws from."""
-    B, filters = 8, {"top_p": 0.9, "min_p": 0.05}
+    B, filters = 4, {"top_p": 0.9, "min_p": 0.05}
     logits = normal_logits(B, V, sigma=1.0)
     first = flash_sample(**stored(logits), seed=SEED).tokens
     if per_row:
