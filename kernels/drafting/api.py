@@ -11,6 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.checks.tensors import check_matrices, check_top_k, without_autocast
+from fsbench.kernels.checks.values import MAX_V
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
@@ -20,7 +21,7 @@ from fsbench.kernels.launch.request import Filters, Request, checked_request, ra
 from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead
-from fsbench.kernels.truncated.api import MAX_V, compute
+from fsbench.kernels.truncated.api import compute
 from fsbench.kernels.truncated.penalties import (
     Penalties,
     check_fraction,
@@ -76,9 +77,9 @@ def draft_sample(
             range, or a ScreenedHead with filters or penalties; nothing has been launched.
         CaptureError: As flash_sample.
     """
-    screened, quantized = isinstance(head, ScreenedHead), isinstance(head, QuantizedHead)
     weight = head.weight if isinstance(head, ScreenedHead | QuantizedHead) else head
-    hidden, weight = check_matrices(hidden, weight, tuple(LARGEST_NUMBERS) if quantized else ())
+    dtypes = tuple(LARGEST_NUMBERS) if isinstance(head, QuantizedHead) else ()
+    hidden, weight = check_matrices(hidden, weight, dtypes)
     ids, V = _checked(vocabulary, weight)
     B, device = len(hidden), hidden.device
     filters = Filters(
@@ -103,8 +104,8 @@ def draft_sample(
     )
     if not B:
         return empty_sample(request, Extras())
-    if penalties is not None or _on(filters):
-        if screened:
+    if penalties is not None or not filters.keep_all():
+        if isinstance(head, ScreenedHead):
             raise InvalidArgument(
                 "head: expected a weight with filters or penalties; got a ScreenedHead"
             )
@@ -112,11 +113,19 @@ def draft_sample(
     bias = request.bias
     if not greedy(request):
         bias = _noise(request, vocabulary) if bias is None else bias + _noise(request, vocabulary)
+    greedy_call: dict[str, Any] = {
+        "temperature": 0.0,
+        "bias": bias,
+        "mask": request.mask,
+        "seed": request.seed,
+        "soft_cap": soft_cap,
+        "vocab_size": len(ids),
+    }
     drawn: Sample | Screened
     if isinstance(head, ScreenedHead):
-        drawn = screened_sample(hidden, head, **_greedy(request, bias))
+        drawn = screened_sample(hidden, head, **greedy_call)
     else:
-        drawn = flash_sample(hidden, head, noise="token", **_greedy(request, bias))
+        drawn = flash_sample(hidden, head, noise="token", **greedy_call)
     tokens = torch.where(drawn.valid, ids[drawn.tokens.clamp_min(0)], -1)
     return Sample(tokens, drawn.valid)
 
@@ -143,37 +152,12 @@ def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
     return ids, V
 
 
-def _on(filters: Filters) -> bool:
-    """Return whether a filter may cut tokens off; tensors always may."""
-    top_k, top_p, min_p = filters
-    return (
-        isinstance(top_k, Tensor)
-        or top_k > 0
-        or isinstance(top_p, Tensor)
-        or top_p < 1
-        or isinstance(min_p, Tensor)
-        or min_p > 0
-    )
-
-
 def _noise(request: Request, vocabulary: DraftVocabulary) -> Tensor:
     ids, V = vocabulary.token_ids, vocabulary.vocab_size
     if runs_kernels(ids.device, request.hidden.dtype):
         return drafting.launch.scaled_noise(request, ids)
     B = len(request.hidden)
     return noise_by_reference(ids, V, request.seed, request.steps(), request.temperature, B)
-
-
-def _greedy(request: Request, bias: Tensor | None) -> dict[str, Any]:
-    """Return the arguments of greedy decoding with a bias for a request."""
-    return {
-        "temperature": 0.0,
-        "bias": bias,
-        "mask": request.mask,
-        "seed": request.seed,
-        "soft_cap": request.soft_cap,
-        "vocab_size": request.vocab_size,
-    }
 
 
 @without_autocast

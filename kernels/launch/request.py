@@ -71,6 +71,13 @@ class Filters(NamedTuple):
     top_p: float | Tensor
     min_p: float | Tensor
 
+    def keep_all(self) -> bool:
+        """Return whether no filter removes a token, in any row; tensors always may."""
+        top_k, top_p, min_p = self
+        if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
+            return False
+        return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
+
 
 def changes_logits(request: Request) -> bool:
     """Return whether the request has a bias or a mask, which take a kernel more registers."""

@@ -37,7 +37,6 @@ from fsbench.kernels.screened.rounding import (
 
 TILE = 4096
 """Tokens of a program that puts candidates on the list: 16 for each thread."""
-CANDIDATES = {"num_warps": 8}
 
 
 def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSample) -> None:
@@ -69,8 +68,6 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "UNIT": math.gcd(D, 16),
     }
     mask_args: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
-    with launching_on(device):
-        work = workspace(COUNTERS, device)
     k_args: dict[str, Any] = {
         "temperature": request.temperature,
         "top_k": filters.top_k,
@@ -96,6 +93,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "IN_BULK": modern and by_tma,
     }
     with launching_on(device):
+        counters = workspace(COUNTERS, device).arrivals
         launch_kernel(
             filter_screen_kernel,
             device,
@@ -111,7 +109,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             B=B,
             **common,
             **mask_args,
-            counters_ptr=work.arrivals,
+            counters_ptr=counters,
             found_ptr=out.found,
             **rounding_numbers(D),
             ROUNDED_AT_ONCE=rounded_columns(D, config.num_warps),
@@ -131,7 +129,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             filter_leaders_kernel,
             device,
             (B, LISTERS.value),
-            counters_ptr=work.arrivals,
+            counters_ptr=counters,
             tokens_ptr=out.tokens,
             valid_ptr=out.valid,
             listed_ptr=listed,
@@ -154,7 +152,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             **k_args,
             **list_args,
             TILE=TILE,
-            **CANDIDATES,
+            num_warps=8,
         )
         launch_kernel(
             filter_resolve_kernel,

@@ -51,7 +51,6 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
             refuses to write it.
         ProviderUnavailable: the package safetensors is not installed.
     """
-    _require_safetensors()
     path = _checked_path(path)
     check_copy(head, as_it_was=False).check()
     parts = dict(zip(PARTS, (part.detach().contiguous() for part in head.copy), strict=True))
@@ -62,12 +61,12 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
     }
     with _named_errors("write", path):
         target = path.resolve()
-        mode = _regular_mode(path)
+        if target.exists() and not target.is_file():
+            raise UnusableFile(f"cannot write {path}: expected a regular file or a new name")
         temporary = target.with_name(f".fsbench-{secrets.token_hex(8)}.tmp")
         try:
             temporary.touch()  # raises the system's error if the folder refuses new files
-            if mode is None:
-                mode = temporary.stat().st_mode
+            mode = (target if target.exists() else temporary).stat().st_mode
             save_file(parts, temporary, metadata)
             temporary.chmod(stat.S_IMODE(mode))  # safetensors creates files with mode 0600
             os.replace(temporary, target)
@@ -92,7 +91,6 @@ def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
         UnusableFile: the system refuses to read the file.
         ProviderUnavailable: the package safetensors is not installed.
     """
-    _require_safetensors()
     check_weight(weight)
     path = _checked_path(path)
     with _named_errors("read", path):
@@ -147,36 +145,17 @@ def _read(path: Path, weight: Tensor) -> tuple[str, list[Tensor]]:
         return metadata["copy_sha256"], [file.get_tensor(name).clone() for name in shapes]
 
 
-def _require_safetensors() -> None:
+def _checked_path(path: object) -> Path:
     if not _has_safetensors:
         raise ProviderUnavailable(
             "screened heads are saved by the package safetensors, which is not installed; "
             "run pip install safetensors"
         )
-
-
-def _checked_path(path: object) -> Path:
     if not isinstance(path, str | Path):
         raise InvalidType(f"path: expected a str or a Path; got {type(path).__name__}")
     if "\0" in str(path):
         raise UnusableFile(f"path: expected a file name; got {str(path)!r} with a null byte")
     return Path(path)
-
-
-def _regular_mode(path: Path) -> int | None:
-    """Return the mode of a regular file, or None if there is no file; refuse anything else."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(None, "Is a directory")
-    if not stat.S_ISREG(mode):
-        raise UnusableFile(
-            f"cannot write {path}: expected a regular file or a new name; got a device, pipe or "
-            "socket"
-        )
-    return mode
 
 
 @contextmanager

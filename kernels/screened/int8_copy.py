@@ -88,6 +88,7 @@ class HeadCopy(Keyed):
                 whole[v : v + rows] = part
         self.weight = new
 
+    @without_autocast
     def check(self) -> None:
         """Compare every row of the weight with the copy, and accept the weight if all are bounded.
 
@@ -99,11 +100,17 @@ class HeadCopy(Keyed):
         """
         check_copy(self, as_it_was=False)
         source = Source(self.weight)
-        if (row := unbounded_row(self)) is not None:
-            raise InvalidArgument(
-                "head: expected a copy that bounds its weight; got one that does not at row "
-                f"{row}: the weight has changed since prepare_head"
-            )
+        V, D = self.weight.shape
+        rows = max(1, _AT_ONCE // D)
+        for v in range(0, V, rows):
+            whole = (self.weight, *self.copy)
+            weight, *parts = (part.detach()[v : v + rows].double() for part in whole)
+            wrong = (~_bounded(weight, *parts)).nonzero()
+            if len(wrong):
+                raise InvalidArgument(
+                    "head: expected a copy that bounds its weight; got one that does not at row "
+                    f"{v + int(wrong[0])}: the weight has changed since prepare_head"
+                )
         self.source = source
 
 
@@ -155,23 +162,6 @@ def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
     if as_it_was:
         head.source.check("head", head.weight)
     return head
-
-
-@without_autocast
-def unbounded_row(head: HeadCopy) -> int | None:
-    """Return the first row of the weight that the copy does not bound, or None.
-
-    This takes as long as prepare_head.
-    """
-    V, D = head.weight.shape
-    rows = max(1, _AT_ONCE // D)
-    for v in range(0, V, rows):
-        whole = (head.weight, *head.copy)
-        weight, *parts = (part.detach()[v : v + rows].double() for part in whole)
-        wrong = (~_bounded(weight, *parts)).nonzero()
-        if len(wrong):
-            return v + int(wrong[0])
-    return None
 
 
 def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Tensor) -> Tensor:

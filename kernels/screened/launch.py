@@ -143,7 +143,8 @@ def _prepare(
     config, resolving = configs
     hidden, shard = request.hidden, request.shard
     device, (B, D) = hidden.device, hidden.shape
-    if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
+    plain = request.bias is None and request.mask is None and request.soft_cap is None
+    if isinstance(config, HopperScreenConfig) and not (by_tma[0] and plain):
         config = portable_config(B, D, device)
     noise = "none" if greedy(request) else request.noise
     tokens = request.vocab_size if shard is None else shard.num_tokens
@@ -240,8 +241,3 @@ def _boxes(
         matrix_operand(first, first_rows, cols, by_tma),
         matrix_operand(second, second_rows, cols, by_tma),
     )
-
-
-def _plain_logits(request: Request) -> bool:
-    """Return whether the Hopper screen supports the options of the request."""
-    return request.bias is None and request.mask is None and request.soft_cap is None

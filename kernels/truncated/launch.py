@@ -50,7 +50,6 @@ TESTED_SEARCHES = 3
 """The same where rows may be tested, an odd number: test, race, test, and in the last two launches
 race and test. Of the rows that are searched then, for a large k or a small p, few have more tokens
 in the interval than fit into the buffer."""
-LOOK = {"num_warps": 8}
 
 
 class Launches(NamedTuple):
@@ -79,7 +78,7 @@ def launches_for(
         tested: whether rows may be tested, (*) of the table.
     """
     top_k, top_p, _ = filters
-    if only_tokens and keep_all(filters):
+    if only_tokens and filters.keep_all():
         return Launches()
     if tested and isinstance(top_p, float) and is_alone(filters):
         return Launches(redraws=2 * tests_needed(top_p, B) - 1)
@@ -206,7 +205,7 @@ def finish(
             CHUNK=few,
             TESTS=tested and plan is not None,
             **pdl_options(device),
-            **LOOK,
+            num_warps=8,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)
@@ -264,10 +263,7 @@ def _launch_rows(
                 logits.device,
                 grid["race" if race else "search"],
                 **common,
-                seed_ptr=request.seed,
-                offset_ptr=request.offset,
-                tokens_ptr=sample.tokens,
-                valid_ptr=sample.valid,
+                **draw_args,
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
                 tops_ptr=tops,
@@ -275,8 +271,6 @@ def _launch_rows(
                 launch=turn,
                 blocks=blocks,
                 RACE=race,
-                SEED_PER_ROW=per["SEED_PER_ROW"],
-                OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,
             )
     if steps.cutoff:
@@ -308,14 +302,6 @@ def _launch_rows(
         blocks=blocks,
         **RACE,
     )
-
-
-def keep_all(filters: Filters) -> bool:
-    """Return whether no filter removes a token, in any row."""
-    top_k, top_p, min_p = filters
-    if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
-        return False
-    return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
 
 
 def is_small(top_k: int | Tensor) -> bool:

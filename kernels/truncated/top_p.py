@@ -353,7 +353,6 @@ def launch_redraws(
     largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
     masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)
     work = workspace(B, device)
-    per = per_row(request)
     for turn in range(turns):
         is_race = turn % 2 == 1
         most = PROGRAMS["race" if is_race else "test"]
@@ -384,9 +383,7 @@ def launch_redraws(
             FIRST=turn == 0,
             RACE=is_race,
             LAST=turn == turns - 1,
-            SEED_PER_ROW=per["SEED_PER_ROW"],
-            OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
-            TEMPERATURE_PER_ROW=per["TEMPERATURE_PER_ROW"],
+            **per_row(request),
             num_warps=WARPS,
             **pdl_options(device),
         )

@@ -189,11 +189,6 @@ def test_bad_arguments(changed, error, message):
         draft_sample(**{**arguments, **changed})
 
 
-def test_truncated_sample_names_its_noise():
-    with pytest.raises(InvalidArgument, match="noise: expected "):
-        truncated_sample(torch.ones(1, 8), torch.ones(9, 8), seed=SEED[:1], noise="other")
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
 def test_an_invalid_scale_leaves_no_draw(dtype, filters):

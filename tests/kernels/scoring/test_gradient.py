@@ -183,17 +183,6 @@ def is_tensor(x) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def test_peak_bytes_count_tensors_that_are_alive_at_one_time():
-    with PeakBytes() as held:
-        for _ in range(3):
-            a = torch.zeros(1000)
-            b = a[:10] + 1
-            del a
-            c = b * 2
-            del b, c
-    assert 4000 < held.most <= 4000 + 4 * 100 and held.now == 0
-
-
 @pytest.mark.parametrize(
     ("D", "dtype", "options"),
     [

@@ -171,17 +171,6 @@ def test_the_bound_is_reached():
     assert (share > 0.85).all()
 
 
-def test_numbers_of_a_head_are_upper_bounds():
-    weight = matrix([(s, e) for s in SHAPES for e in (-150, -91, -20, 0, 20)], 100, DTYPES[2], 3)
-    head = prepare_head(weight)
-    copy = head.scale.double()[:, None] * head.codes.double()
-    assert (head.residual.double() >= (weight.double() - copy).norm(dim=1)).all()
-    assert (head.norm.double() >= copy.norm(dim=1)).all()
-    assert torch.isfinite(head.residual).all()
-    assert (head.codes.abs().amax(1) <= 127).all()
-    assert (head.codes.abs().amax(1) == 127).float().mean() > 0.5
-
-
 def test_rows_that_cannot_be_screened_are_unknown():
     weight = torch.ones(5, 16)
     weight[0, 3], weight[1, 3], weight[2, 3], weight[3, 3] = (

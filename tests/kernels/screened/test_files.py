@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from dataclasses import replace
 
 import pytest
 import torch
@@ -126,7 +125,7 @@ def test_what_cannot_be_read_names_the_path(path, tmp_path):
             load()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")])
 def test_only_a_regular_file_is_replaced(path, make):
     make(path)
     before = os.lstat(path)
@@ -161,8 +160,6 @@ def test_a_new_file_has_the_mode_of_the_umask_and_an_old_one_keeps_its_own(path,
 
 def test_what_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch):
     head = prepare_head(weight_of())
-    with pytest.raises(UnusableFile, match=r"cannot write .*: Is a directory"):
-        save_head(head, tmp_path)
     with pytest.raises(UnusableFile, match=r"cannot write .*: No such file"):
         save_head(head, tmp_path / "nowhere" / "head")
     (tmp_path / "text").write_text("a file")
@@ -196,11 +193,6 @@ def test_a_full_disk_leaves_nothing_behind(path):
 
 
 def test_what_is_no_head_is_not_saved(path):
-    head = prepare_head(weight_of())
     with pytest.raises(InvalidType, match="head: expected a ScreenedHead; got Tensor"):
-        save_head(head.weight, path)
-    with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape \[70\]; got \[5\]"):
-        save_head(replace(head, norm=head.norm[:5]), path)
-    with pytest.raises(InvalidArgument, match="weight: expected a non-empty matrix"):
-        save_head(replace(head, weight=head.weight.view(-1)), path)
+        save_head(weight_of(), path)
     assert not os.listdir(path.parent)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels import flash_sample
+from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.screened import int8_copy as _screened_head
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import prepare_head
@@ -71,9 +71,12 @@ def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change):
     old = head.codes
     change(weight)
     message = r"head: expected an unchanged weight; .* call head\.refresh\(weight\)"
-    for more in ({}, {"num_samples": 2}):
+    for sampler, more in (
+        (screened_sample, {}), (screened_sample, {"num_samples": 2}), (flash_sample, {}),
+        (truncated_sample, {}), (truncated_sample, {"top_k": 20}),
+    ):  # fmt: skip
         with pytest.raises(InvalidArgument, match=message):
-            screened_sample(hidden, head, **call, **more)
+            sampler(hidden, head, **call, **more)
     head.refresh(weight)
     assert head.codes is old
     for part, other in zip(head.copy, prepare_head(weight).copy, strict=True):

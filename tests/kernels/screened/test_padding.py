@@ -19,7 +19,6 @@ from triton.runtime.errors import InterpreterError
 
 from fsbench.kernels import flash_sample
 from fsbench.kernels.configs.screen_choice import default_configs
-from fsbench.kernels.screened import launch
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead, prepare_head
 from fsbench.kernels.screened.records import lanes_below, lanes_inside
@@ -139,37 +138,6 @@ def test_the_lanes_of_records_are_the_tokens_of_the_vocabulary(V):
         if lanes[word] >> lane & 1
     ]
     assert sorted(tokens) == list(range(V)) and lanes.max() <= 15
-
-
-class _ListsUnknownTokens:
-    """The portable screen, which also puts ids outside the vocabulary on row 0's list."""
-
-    def __init__(self, kernel, ids: list[int]) -> None:
-        self._kernel, self._ids = kernel, ids
-
-    def __getitem__(self, grid):
-        def run(*, listed_ptr, list_ptr, **others):
-            self._kernel[grid](listed_ptr=listed_ptr, list_ptr=list_ptr, **others)
-            n, more = int(listed_ptr[0]), len(self._ids)
-            upper, tokens = list_ptr
-            upper[0, n : n + more] = torch.tensor(3e38).view(torch.int32)
-            tokens[0, n : n + more] = torch.tensor(self._ids, dtype=torch.int32)
-            listed_ptr[0] = n + more
-
-        return run
-
-
-def test_the_exact_part_passes_over_ids_outside_the_vocabulary(monkeypatch):
-    hidden, head = matrices(100, 100)
-    bias = amid(torch.linspace(-2, 2, 400).view(4, 100), 1e30)
-    options = {"seed": torch.tensor([5]), "bias": bias}
-    plain = screened_sample(hidden, head, configs=ROOMY, **options)
-    kernel = _ListsUnknownTokens(launch.screen_kernel, [100, 2**31 - 1, -1])
-    monkeypatch.setattr(launch, "screen_kernel", kernel)
-    with within_tensors():
-        sample = screened_sample(hidden, head, configs=ROOMY, **options)
-    assert sample.tokens.tolist() == plain.tokens.tolist()
-    assert sample.found.tolist() == plain.found.tolist()
 
 
 @triton.jit

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from flash_sample_cases import (
-    SEED,
-    counter,
     normal_logits,
     problem,
     stored,
 )
 from truncated_cases import check, history
 
-from fsbench import reference
 from fsbench.kernels import Penalties, TokenHistory, truncated_sample
-from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
-from fsbench.verify.check import Setting
-from fsbench.verify.drawing import exact_head, random_logits
-from fsbench.verify.pathwise import penalized, truncation
-from fsbench.verify.truncation import PENALIZED
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -60,20 +50,6 @@ def test_a_long_history_takes_several_blocks():
         TokenHistory.from_tokens([seen], [seen[:70] * 2], 256, "cpu"), 1.5, 0.5, 0.1
     )
     check(**stored(normal_logits(1, V)), penalties=penalties, top_k=5, top_p=0.9)
-
-
-def test_the_sampler_has_the_penalties_of_its_problem():
-    setting = Setting("cpu", "fp16")
-    for case in ({"top_k": 20, "top_p": 0.9}, {}):
-        problem = replace(setting.problem(5, 300), **case, **PENALIZED)
-        hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
-        tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
-        logits, _ = penalized(problem, logits)
-        kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
-        expected = reference.expect(
-            logits, SEED, counter(3), truncation=kept, logits_error=1e-5
-        )  # fmt: skip
-        assert expected.accepts(tokens).all()
 
 
 @pytest.mark.parametrize("name", ["repetition", "presence", "frequency"])

@@ -11,7 +11,11 @@ from flash_sample_cases import SEED, counter, normal_logits, stored
 from tiers import first_quick, full
 from truncated_cases import check
 
+from fsbench import reference
 from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.kernels.device.stored_logits import StoredLogits, largest_of_groups, stride_for
+from fsbench.kernels.launch.request import Filters, checked_request
+from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import search as search_kernels
 from fsbench.kernels.truncated import top_p as alone
@@ -59,6 +63,39 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
     assert sample.tokens[1:5].tolist() == [-1] * 4
     whole = truncated_sample(**call, top_p=p, return_kept=True)
     assert sample.tokens.tolist() == whole.tokens.tolist()
+
+
+@pytest.mark.parametrize(("before", "valid"), [(1e30, False), (torch.nan, True)])
+@pytest.mark.parametrize(
+    "filters", [{"top_p": [0.9, 0.85]}, {"top_p": [0.9, 0.3], "top_k": [0, 3]}]
+)
+def test_rows_without_a_draw_from_all_tokens_are_valid(filters, before, valid):
+    """The screened head makes such rows. Memory before the logits, and `valid`, are poisoned."""
+    B = 2
+    stride = stride_for(V)
+    memory = torch.full((stride + B * stride,), before)
+    logits = memory[stride:].view(B, stride)
+    logits[:] = -torch.inf
+    logits[:, :V] = normal_logits(B, V)
+    numbers = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    numbers |= {
+        n: torch.tensor(x, dtype=torch.int32 if n == "top_k" else torch.float32)
+        for n, x in filters.items()
+    }
+    off = dict.fromkeys(("offset", "soft_cap", "bias", "mask"))
+    request = checked_request(
+        torch.zeros(B, 16), torch.zeros(V, 16), seed=SEED, temperature=1.0, vocab_size=V,
+        noise="token", **off,
+    )  # fmt: skip
+    tokens = torch.full((B,), -1, dtype=torch.int64)
+    sample = TruncatedSample(tokens, torch.full((B,), valid))
+    poisoned = StoredLogits(logits, largest_of_groups(logits))
+    launches.finish(request, poisoned, Filters(**numbers), None, sample)
+    y = logits[:, :V]
+    kept = reference.truncate(y, 1.0, **numbers)
+    expected = reference.expect(y, SEED, request.steps(), 1.0, "token", truncation=kept)
+    assert sample.tokens.tolist() == expected.tokens.tolist()
+    assert sample.valid.tolist() == [True, True]
 
 
 @pytest.mark.parametrize(("tests", "programs"), [(1, 1), full(2, 10_000), full(5, 10_000)])
