@@ -186,6 +186,32 @@ def test_greedy_tokens_are_vllms_but_for_ties_in_bf16(llm, runner):
     assert (tokens == logits.argmax(1)).float().mean() > 0.8
 
 
+def test_a_thousand_mixed_requests(llm, runner):
+    """Of every kind, some cancelled, all that run preempted twice: none is lost."""
+    engine, counts = llm.llm_engine, runner._fsbench.sampling.counts
+    before = counts.served + sum(counts.unserved.values())
+    cancelled = {str(row) for row in range(7, 1000, 50)}
+    got = {}
+    for row in range(1000):
+        engine.add_request(str(row), prompt(row), parameters(row % len(KINDS), row))
+    steps = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                got[output.request_id] = len(output.outputs[0].token_ids)
+        steps += 1
+        if steps == 3:
+            engine.abort_request(sorted(cancelled))
+        if steps in (5, 25):
+            llm.reset_prefix_cache(reset_running_requests=True)  # preempts all that run
+    finished = {str(row): 4 + row % 9 for row in range(1000)}
+    finished = {name: tokens for name, tokens in finished.items() if name not in cancelled}
+    assert {name: got.get(name) for name in finished} == finished
+    drawn = counts.served + sum(counts.unserved.values()) - before
+    assert drawn >= sum(finished.values())
+    assert not counts.unserved and counts.served > 0
+
+
 def test_drafts_change_no_token(drafting, monkeypatch):
     """Drafts of a drafter with random weights, and then right ones, for seeded requests."""
     runner = runner_of(drafting)
