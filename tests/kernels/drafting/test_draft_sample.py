@@ -172,7 +172,6 @@ def test_maps_that_are_refused(ids, vocab_size, error, message):
          "vocabulary: expected at most 304 tokens, the rows of the head; got 800"),
         ({"vocabulary": prepare_draft_vocabulary(IDS, 2**20 + 1)}, InvalidArgument,
          "vocabulary: expected at most 1048576 tokens of a target"),
-        ({"seed": SEED[:3]}, InvalidArgument, r"seed: expected shape \[1\] or \[5\]; got \[3\]"),
         ({"bias": torch.zeros(ROWS)}, InvalidArgument, r"bias: expected shape \[900\]"),
         ({"mask": torch.ones(B, ROWS).bool()}, InvalidArgument, r"mask: expected shape \[5, 900\]"),
         ({"top_k": 2.0}, InvalidType, "top_k: expected an integer"),

@@ -71,25 +71,21 @@ def test_tokens_are_those_of_flash_sample(B, D, V, sigma, dtype):
     same = flash_sample(hidden, weight, seed=seed, offset=offset, noise="token")
     assert torch.equal(sample.tokens, same.tokens)
     assert torch.equal(sample.valid, same.valid)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_few_logits_are_computed(dtype):
-    hidden, weight = matrices(4, 128, 1000, dtype)
-    sample = screened_sample(hidden, prepare_head(weight), seed=torch.tensor([0]))
     assert (sample.found >= 1).all()
-    assert sample.found.float().mean() < 6
+    if sigma >= 1.0:
+        assert sample.found.float().mean() < 6  # few logits are computed
 
 
 V = 300
 OPTIONS = {
-    "temperature": {"temperature": 0.3},
     "greedy": {"temperature": 0.0},
     "rows of temperatures": {"temperature": torch.tensor([0.0, 0.5, 1.0, 2.0**-121, 7.0])},
     "bad temperatures": {"temperature": torch.tensor([1.0, -1.0, torch.nan, torch.inf, 2.0**110])},
-    "shared bias": {"bias": torch.linspace(-4, 4, V)},
     "bias per row": {"bias": torch.linspace(-4, 4, 5 * V).view(5, V).bfloat16()},
-    "bias that forbids": {"bias": torch.where(torch.arange(V) % 3 == 0, -torch.inf, 0.5)},
+    "shared bias": {
+        "bias": torch.linspace(-4, 4, V).masked_fill(torch.arange(V) % 3 == 0, -torch.inf),
+        "temperature": 0.3,
+    },
     "lowest biases": {"bias": torch.full((V,), torch.finfo(torch.float32).min)},
     "words of a mask": {"mask": torch.full((5, 10), 0x01010101, dtype=torch.int32)},
     "nothing allowed": {"mask": torch.arange(5)[:, None].expand(5, V).contiguous() != 2},
@@ -293,8 +289,6 @@ def test_bad_arguments():
         (weight, {}, InvalidType, "head: expected a ScreenedHead; got Tensor"),
         (replace(head, scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
         (prepare_head(weight.half()), {}, InvalidType, r"weight: expected dtype torch\.bfloat16"),
-        (head, {"num_samples": 0}, InvalidArgument, "num_samples: expected 1 to 65535"),
-        (head, {"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number"),
         (head, {"vocab_size": 65}, InvalidArgument, "vocab_size: expected 1 to 64"),
     ]:
         with pytest.raises(error, match=message):

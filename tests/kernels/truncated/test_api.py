@@ -194,7 +194,6 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
         ({"top_p": 10**400}, InvalidArgument, "top_p: expected a finite number; got 1000"),
         ({"top_p": math.nan}, InvalidArgument, "top_p: expected a finite number; got nan"),
         ({"min_p": torch.zeros(3, 1)}, InvalidArgument, r"min_p: expected shape \[3\]"),
-        ({"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number >= 0"),
         ({"penalties": 1.1}, InvalidType, "penalties: expected Penalties; got float"),
         (
             {"penalties": Penalties(TokenHistory(2, 4, "cpu"))},
