@@ -117,12 +117,12 @@ def check_temperature(value: object, B: int, device: torch.device) -> float | Te
     return check_number("temperature", value)
 
 
-def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:
+def check_top_k(value: object, B: int, V: int, device: torch.device) -> int | Tensor:
     """Return top-k as an integer in [0, V), where 0 is off; or as int32 or int64 [B]."""
     if isinstance(value, Tensor):
-        return check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
+        return check_tensor("top_k", value, [torch.int32, torch.int64], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
+        raise InvalidType(f"top_k: expected an integer; got {type(value).__name__}")
     # A negative k is off, as in other libraries, and so is a k that keeps all V tokens.
     return value if 0 < value < V else 0
 

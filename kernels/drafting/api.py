@@ -83,7 +83,7 @@ def draft_sample(
     ids, V = _checked(vocabulary, weight)
     B, device = len(hidden), hidden.device
     filters = Filters(
-        check_top_k("top_k", top_k, B, V, device),
+        check_top_k(top_k, B, V, device),
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )

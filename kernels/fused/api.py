@@ -307,7 +307,7 @@ def describe(
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None
     if filtered:
-        check_top_k("top_k", top_k, len(hidden), len(weight_rows), hidden.device)
+        check_top_k(top_k, len(hidden), len(weight_rows), hidden.device)
     screened = isinstance(weight, PreparedHead)
     noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, weight_rows)

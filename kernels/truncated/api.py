@@ -153,7 +153,7 @@ def truncated_sample(
         raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {request.vocab_size}")
     B, device = hidden.shape[0], hidden.device
     filters = Filters(
-        check_top_k("top_k", top_k, B, request.vocab_size, device),
+        check_top_k(top_k, B, request.vocab_size, device),
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )
