@@ -65,8 +65,9 @@ def _lines(configurations: list[Configuration]) -> Lines:
     """Return the line of each group: the smallest ratio of its samplers at each B.
 
     Both times of a ratio are medians of one run. The label names each sampler that is the fastest
-    at some B. If several configurations have a group, the line is from the one with the public
-    call, then with the most batch sizes, then with the smallest geometric mean.
+    at some B. Where the public call was measured, the line has its times. If several configurations
+    have a group, the line is from the one with the public call, then with the most batch sizes,
+    then with the smallest geometric mean.
     """
     _, with_store = logits_store.pair()
     call = samplers()["public_call"]
@@ -79,10 +80,14 @@ def _lines(configurations: list[Configuration]) -> Lines:
                 if name != with_store and not ratio.empty:
                     groups.setdefault(_group(name, fused), {})[name] = ratio
         for group, ratios in groups.items():
-            as_called = call in ratios
-            table = pd.DataFrame({call: ratios[call]} if as_called else ratios)
+            table, as_called = pd.DataFrame(ratios), call in ratios
             least = table.min(axis=1)
             names = " or ".join(each.label(name) for name in table.idxmin(axis=1).unique())
+            if as_called:
+                names = each.label(call)
+                if len(ratios[call]) < len(least):
+                    names += ", or its faster kernel where only kernels were measured"
+                least = ratios[call].combine_first(least)
             rank = (not as_called, -len(least), math.exp(least.map(math.log).mean()))
             if group not in best or rank < best[group][0]:
                 best[group] = (rank, names, least)
