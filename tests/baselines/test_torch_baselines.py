@@ -181,5 +181,5 @@ def test_the_papers_preset_has_the_papers_baselines() -> None:
     baselines = [entry for entry in ENTRIES.values() if ".baselines." in entry.source]
     assert {entry.name for entry in baselines if "paper" in entry.provider.presets} == {
         *("multinomial_compiled", "flashinfer_top_k_top_p", "flashinfer_gumbel"),
-        *("matmul_only", "weight_stream"),
+        *("flashsampling_authors", "matmul_only", "weight_stream"),
     }
