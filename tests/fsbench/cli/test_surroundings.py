@@ -44,6 +44,7 @@ def test_a_removed_working_folder_is_one_line(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_folders_whose_names_are_not_utf_8_work(tmp_path):
     folder = tmp_path / CAFE
     folder.mkdir()
