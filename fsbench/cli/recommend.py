@@ -22,7 +22,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import batch_range
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 from fsbench.errors import InvalidArgument, ResultsError, unknown_name
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fsbench.provider import Provider
-    from fsbench.report.recommend import Advice
     from fsbench.report.tables import Configuration
 
 _SHORT = {
@@ -149,7 +148,6 @@ def recommend(
             "configuration": [measured.title, measured.conditions],
             "runs": _runs({each.folder for each in advice}),
             "cannot": {name: missing[name] for name in names if missing.get(name)},
-            "no_public_call": _faster_without_call(measured, advice, set(samplers) - public),
             "deviates": _deviations(samplers, best),
             "elsewhere": _other_conditions(configurations, samplers, able, bool(required)),
             "calls": {n: calls(samplers[n], entries[n].source, problem, required) for n in best},
@@ -184,20 +182,6 @@ def _needs(text: str) -> list[str]:
         if name not in _CAPABILITIES:
             raise unknown_name("--needs", name, {*_CAPABILITIES, *_SHORT})
     return list(dict.fromkeys(names))
-
-
-def _faster_without_call(
-    measured: Configuration, advice: list[Advice], hidden: set[str]
-) -> dict[str, list[int]]:
-    """Return samplers without a public call -> B at which they beat the advice in its run."""
-    rows = measured.rows[measured.rows.provider.isin(hidden) & (measured.rows.status == "ok")]
-    rows = rows[rows.kind == measured.drawn]
-    faster: dict[str, list[int]] = {}
-    for each in advice:
-        same = rows[(rows.b == each.b) & (rows.folder == each.folder) & (rows.median_us < each.us)]
-        for name in same.provider.unique():
-            faster.setdefault(name, []).append(each.b)
-    return faster
 
 
 def _other_conditions(
@@ -325,10 +309,8 @@ def _print(facts: dict[str, Any]) -> None:
             f"No record of this size and these conditions on {facts['gpu']}. The least time of a "
             "fused sampler by the I/O model and the datasheet; this is not a measurement:"
         )
-        table = plain_table(None, ("B", "floor, us"))
-        for B, floor in facts["floors_us"].items():
-            table.add_row(str(B), f"{floor:.1f}")
-        print_(table)
+        floors = [{"b": B, "floor": floor} for B, floor in facts["floors_us"].items()]
+        print_(table([("B", "{b}"), ("floor, us", "{floor:.1f}")], floors))
         print_(f"to measure: {facts['measure']}")
         print_(f"measured on {facts['gpu']}: {'; '.join(facts['sizes']) or 'nothing'}")
     else:
@@ -348,19 +330,18 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     for line in facts["configuration"]:
         print_(line)
     runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
-    headings = ("B", "use", "us", "instead of", "us", "saves", "run")
-    table = plain_table(None, headings, left_columns=("use", "instead of", "run"), padding=0)
+    columns = [
+        *(("B", "{b}"), ("use", "{best:<}"), ("us", "{us:.1f}"), ("instead of", "{instead_of:<}")),
+        *(("us", "{instead_us:.1f}"), ("saves", "{saves:.1%}"), ("run", "{run:<}")),
+    ]
+    rows: list[dict[str, Any]] = []
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
     missing: dict[str, list[str]] = {}
     for each in facts["advice"]:
-        rival, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
-        table.add_row(
-            *(str(each["b"]), each["best"], f"{each['us']:.1f}"),
-            (each["instead_of"] or "-") + mark,
-            *(("-", "-") if rival is None else (f"{rival:.1f}", f"{1 - each['us'] / rival:.1%}")),
-            runs.get(each["folder"], each["folder"]),
-        )
+        us, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
+        found = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
+        rows.append({**each, **found, "instead_of": us and each["instead_of"] + mark})
         for name in each["ties"]:
             ties.setdefault(name, []).append(each["b"])
         if each["extra_bytes"] is not None:
@@ -368,7 +349,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     for name, needs in facts["cannot"].items():
         missing.setdefault(", ".join(needs), []).append(name)
     alone = [each["b"] for each in facts["advice"] if each["instead_of"] is None]
-    print_(table)
+    print_(table(columns, rows, padding=0))
     for folder, letter in runs.items():
         utc, commit = facts["runs"][folder].values()
         when = utc[:16].replace("T", " ")
@@ -377,9 +358,6 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         "as fast, as the intervals overlap": [f"{n} at B = {_numbers(B)}" for n, B in ties.items()],
         "peak memory in addition to weight and hidden": [
             f"{name} {most / 1e6:.0f} MB" for name, most in memory.items()
-        ],
-        "faster, without a public call": [
-            f"{n} at B = {_numbers(B)}" for n, B in facts["no_public_call"].items()
         ],
         "not considered (*: only to compare with)": [
             f"{', '.join(names)}, without {n}" for n, names in missing.items()
