@@ -74,7 +74,6 @@ def iomodel(
 
 def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
     work = model.traffic(problem)
-    intensity = model.arithmetic_intensity(problem)
     return {
         "b": problem.B,
         "d": problem.D,
@@ -85,8 +84,8 @@ def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
         "flops": work.flops,
         "predicted_speedup": model.predicted_speedup(problem),
         "approximate_speedup": model.approximate_speedup(problem),
-        "baseline_flop_per_byte": intensity.baseline,
-        "fused_flop_per_byte": intensity.fused,
+        "baseline_flop_per_byte": work.flops / work.baseline_bytes,
+        "fused_flop_per_byte": work.flops / work.fused_bytes,
         "gpu": gpu.slug,
         "floor_us": gpu.datasheet.floor_us(work),
         "measured_floor_us": gpu.measured.floor_us(work) if gpu.measured else None,

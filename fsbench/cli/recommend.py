@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fsbench.provider import Provider
+    from fsbench.report.recommend import Advice
     from fsbench.report.tables import Configuration
 
 _SHORT = {
@@ -148,6 +149,7 @@ def recommend(
             "configuration": [measured.title, measured.conditions],
             "runs": _runs({each.folder for each in advice}),
             "cannot": {name: missing[name] for name in names if missing.get(name)},
+            "no_public_call": _faster_without_call(measured, advice, set(samplers) - public),
             "deviates": _deviations(samplers, best),
             "elsewhere": _other_conditions(configurations, samplers, able, bool(required)),
             "calls": {n: calls(samplers[n], entries[n].source, problem, required) for n in best},
@@ -182,6 +184,18 @@ def _needs(text: str) -> list[str]:
         if name not in _CAPABILITIES:
             raise unknown_name("--needs", name, {*_CAPABILITIES, *_SHORT})
     return list(dict.fromkeys(names))
+
+
+def _faster_without_call(
+    measured: Configuration, advice: list[Advice], hidden: set[str]
+) -> dict[str, list[int]]:
+    """Return samplers without a public call -> B at which they beat the advice in its run."""
+    import pandas as pd
+
+    rows = measured.rows.merge(pd.DataFrame(advice), on=["b", "folder"])
+    rows = rows[rows.provider.isin(hidden) & (rows.kind == measured.drawn)]
+    rows = rows[(rows.status == "ok") & (rows.median_us < rows.us)]
+    return {str(name): same.b.unique().tolist() for name, same in rows.groupby("provider")}
 
 
 def _other_conditions(
@@ -358,6 +372,9 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         "as fast, as the intervals overlap": [f"{n} at B = {_numbers(B)}" for n, B in ties.items()],
         "peak memory in addition to weight and hidden": [
             f"{name} {most / 1e6:.0f} MB" for name, most in memory.items()
+        ],
+        "faster, without a public call": [
+            f"{n} at B = {_numbers(B)}" for n, B in facts["no_public_call"].items()
         ],
         "not considered (*: only to compare with)": [
             f"{', '.join(names)}, without {n}" for n, names in missing.items()
