@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from fsbench.cli.result_frames import read_results
-from fsbench.cli.tables import console, print_table
+from fsbench.cli.tables import console, print_table, records
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
 from fsbench.report import attribution
 from fsbench.report.tables import Configuration, configurations
+
+_SPEEDUP = [
+    *(("B", "{b}"), ("I/O model", "{predicted:.3f}"), ("measured", "{measured:.3f}")),
+    *(("gaps", "{gaps:+.3f}"), ("passes", "{passes:+.3f}"), ("matmul", "{matmul:+.3f}")),
+    ("if sampling\nwere free", "{bound:.3f}"),
+]
+_EXTENDED = [
+    *(("sampler", "{label:<}"), ("kernels", "{kernels:d}"), ("fixed us", "{fixed_us:.1f}")),
+    *(("of it\ngaps us", "{gaps_us:.1f}"), ("passes", "{passes:.1f}")),
+    ("error at\nother B", "{worst:.1%}"),
+]
 
 
 def print_measured(results: list[Path], as_json: bool) -> None:
@@ -44,10 +55,7 @@ def _part(configuration: Configuration) -> dict[str, Any]:
         label = configuration.label(other)
         if fused:
             table = attribution.attribute(configuration, fused, other, matmul)
-            rows = [
-                {name: None if value != value else value for name, value in row.items()}
-                for row in table.reset_index().to_dict("records")
-            ]
+            rows = records(table.reset_index())
             speedups += [{"other": other, "label": label, "rows": rows}] if rows else []
         extension = attribution.extend(configuration, other, matmul, stream)
         extended += [{"label": label, **vars(extension)}] if extension else []
@@ -73,33 +81,9 @@ def _print_part(part: dict[str, Any]) -> None:
     print_ = console(soft_wrap=False).print
     print_(part["title"], style="bold")
     for pair in part["speedups"]:
-        print_table(
-            ("B", "I/O model", "measured", "gaps", "passes", "matmul", "if sampling\nwere free"),
-            [
-                (
-                    str(row["b"]),
-                    *(f"{row[name]:.3f}" for name in ("predicted", "measured")),
-                    *(_text(row[name], "+.3f") for name in ("gaps", "passes", "matmul")),
-                    f"{row['bound']:.3f}",
-                )
-                for row in pair["rows"]
-            ],
-            f"\nSpeedup of {part['fused_label']} over {pair['label']}",
-        )
+        title = f"\nSpeedup of {part['fused_label']} over {pair['label']}"
+        print_table(_SPEEDUP, pair["rows"], title)
     if part["extended"]:
-        print_table(
-            ("sampler", "kernels", "fixed us", "of it\ngaps us", "passes", "error at\nother B"),
-            [
-                (
-                    *(row["label"], _text(row["kernels"], "d"), f"{row['fixed_us']:.1f}"),
-                    *(_text(row["gaps_us"], ".1f"), f"{row['passes']:.1f}", f"{row['worst']:.1%}"),
-                )
-                for row in part["extended"]
-            ],
-            "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
-        )
+        title = "\nThe model with two terms more: time = matmul + fixed + passes over the logits"
+        print_table(_EXTENDED, part["extended"], title)
     print_()
-
-
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
-from fsbench.cli.tables import interval, print_table, split
+from fsbench.cli.tables import print_table, records, split
 from fsbench.records.stats import LEVEL
 from fsbench.report import against_paper
 from fsbench.report import compare as runs
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fsbench.report.tables import Configuration
+
+_RATIO = "{ratio:.3f} [{lo:.3f}, {hi:.3f}]"
 
 
 def print_environments(
@@ -43,17 +45,12 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
     for _, group in measured.groupby(runs.PROBLEM):
         first = group.iloc[0]
         print(f"\nD = {first.d:,}, V = {first.v:,}: {conditions_in_words(first)}\n")
-        print_table(
-            ("sampler", "B", "A, us", "B, us", f"B / A [{LEVEL:.0%}]", "verdict"),
-            [
-                (
-                    *(cell.provider, str(cell.b)),
-                    *(f"{cell.median_us_a:.1f}", f"{cell.median_us_b:.1f}"),
-                    *(interval(cell.ratio, cell.lo, cell.hi, 3), cell.verdict),
-                )
-                for cell in group.itertuples()
-            ],
-        )
+        columns = [
+            *(("sampler", "{provider:<}"), ("B", "{b}")),
+            *(("A, us", "{median_us_a:.1f}"), ("B, us", "{median_us_b:.1f}")),
+            *((f"B / A [{LEVEL:.0%}]", _RATIO), ("verdict", "{verdict:<}")),
+        ]
+        print_table(columns, group.to_dict("records"))
     print()
     for run, other in ("ab", "ba"):
         for line in lost_in_words(cells, other):
@@ -70,7 +67,7 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
 def slow_in_words(cells: pd.DataFrame, limit: float) -> list[str]:
     """Return a text for each cell whose interval of B / A is above 1 + limit."""
     return [
-        f"{_name(cell)}: B / A = {interval(cell.ratio, cell.lo, cell.hi, 3)}"
+        f"{_name(cell)}: B / A = {_RATIO.format_map(cell)}"
         for _, cell in cells[cells["lo"] > 1 + limit].iterrows()
     ]
 
@@ -109,17 +106,13 @@ def print_speedups(
     for configuration, cells in compared:
         print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        print_table(
-            ("vs", "B", f"ours [{LEVEL:.0%}]", "paper", "ours / paper", "verdict"),
-            [
-                (
-                    *(cell.method, str(cell.b), interval(cell.ours, cell.lo, cell.hi, 2)),
-                    *(f"{cell.paper:.2f}", f"{cell.ratio:.3f}"),
-                    against_paper.agreement(cell.ratio, margin),
-                )
-                for cell in cells.itertuples()
-            ],
-        )
+        columns = [
+            *(("vs", "{method:<}"), ("B", "{b}")),
+            *((f"ours [{LEVEL:.0%}]", "{ours:.2f} [{lo:.2f}, {hi:.2f}]"), ("paper", "{paper:.2f}")),
+            *(("ours / paper", "{ratio:.3f}"), ("verdict", "{verdict:<}")),
+        ]
+        verdicts = [against_paper.agreement(ratio, margin) for ratio in cells["ratio"]]
+        print_table(columns, cells.assign(verdict=verdicts).to_dict("records"))
         missing = [name for name in baselines if name not in set(cells["method"])]
         if missing:
             print(f"not in these results: {', '.join(missing)}")
@@ -130,13 +123,12 @@ def print_shares(shares_by_configuration: list[tuple[Configuration, pd.DataFrame
     for configuration, shares in shares_by_configuration:
         print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        print_table(
-            ("sampler", "B", "ours, %", "paper, %", "split by"),
-            [
-                (row.method, str(row.b), f"{row.ours:.1f}", f"{row.paper:.1f}", split(row.split_by))
-                for row in shares.itertuples()
-            ],
-        )
+        columns = [
+            *(("sampler", "{method:<}"), ("B", "{b}"), ("ours, %", "{ours:.1f}")),
+            *(("paper, %", "{paper:.1f}"), ("split by", "{split_by:<}")),
+        ]
+        shares = shares.assign(split_by=shares["split_by"].map(split))
+        print_table(columns, shares.to_dict("records"))
 
 
 def print_stores(overheads: list[tuple[Configuration, pd.DataFrame]]) -> None:
@@ -144,17 +136,12 @@ def print_stores(overheads: list[tuple[Configuration, pd.DataFrame]]) -> None:
     for configuration, table in overheads:
         print(f"\nTable 9, {published.source()['table']['9']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        print_table(
-            ("B", "2B/D, %", f"ours, % [{LEVEL:.0%}]", "paper, %"),
-            [
-                (
-                    *(str(row.Index), f"{row.predicted_pct:.2f}"),
-                    interval(row.measured_pct, row.lo_pct, row.hi_pct, 2),
-                    "" if row.paper_pct != row.paper_pct else f"{row.paper_pct:.1f}",
-                )
-                for row in table.itertuples()
-            ],
-        )
+        columns = [
+            *(("B", "{b}"), ("2B/D, %", "{predicted_pct:.2f}")),
+            (f"ours, % [{LEVEL:.0%}]", "{measured_pct:.2f} [{lo_pct:.2f}, {hi_pct:.2f}]"),
+            ("paper, %", "{paper_pct:.1f}"),
+        ]
+        print_table(columns, records(table.reset_index()))
 
 
 def print_summary(tables: list[pd.DataFrame], margin: float) -> None:

@@ -18,13 +18,9 @@ def _timers() -> Iterable[str]:
 Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 
 
-def device_to_use(name: str, planned: bool = False) -> str:
-    """Return cuda or cpu for a value of --device; for auto, cuda if torch sees a GPU.
-
-    Args:
-        planned: nothing will run, so --device cuda needs no GPU.
-    """
-    if name == "cpu" or (planned and name == "cuda"):
+def device_to_use(name: str) -> str:
+    """Return cuda or cpu for a value of --device; for auto, cuda if torch sees a GPU."""
+    if name == "cpu":
         return name
     import torch
 

@@ -26,7 +26,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import int_list
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, plain_table, table
 from fsbench.errors import InvalidArgument, ResultsError, shown
 
 if TYPE_CHECKING:
@@ -277,21 +277,21 @@ def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = N
     cover, cost, scans = _read_fit(folder)
     if c_us is not None and c0_us is not None:
         cost = sizing.Cost(c_us, c0_us, (c_us, c_us), (c0_us, c0_us))
-    table = plain_table("Hot tokens: how many, and what a row then costs")
-    for heading in ("", "H*, eq. 12", "H*, least", "covered", "us", "rows/s"):
-        table.add_column(heading, justify="right" if heading else "left")
-
-    def add(name: str, root: float | None, H: int, covered: float, us: float) -> None:
-        condition = "-" if root is None else f"{root:,.0f}"
-        table.add_row(name, condition, f"{H:,}", f"{covered:.3f}", f"{us:.2f}", f"{1e6 / us:,.0f}")
-
+    rows: list[dict[str, Any]] = []
     for both, name in ((False, "F, eq. 10"), (True, "F2, hot always scanned")):
         best = sizing.best(cover, cost, both)
-        add(name, best.root, best.H, float(cover.share(best.H)), best.cost_us)
+        hits, us = float(cover.share(best.H)), best.cost_us
+        rows.append({"name": name, "root": best.root, "h": best.H, "hits": hits, "us": us})
     if c_us is None and scans.row_us.notna().all():
         fastest = scans.loc[scans.row_us.idxmin()]
-        add("measured", None, int(fastest.h), fastest.hits, fastest.row_us)
-    console().print(table)
+        found = {"h": int(fastest.h), "hits": fastest.hits, "us": fastest.row_us}
+        rows.append({"name": "measured", "root": None, **found})
+    columns = [
+        *(("", "{name:<}"), ("H*, eq. 12", "{root:,.0f}"), ("H*, least", "{h:,}")),
+        *(("covered", "{hits:.3f}"), ("us", "{us:.2f}"), ("rows/s", "{rate:,.0f}")),
+    ]
+    shown = [{**row, "rate": 1e6 / row["us"]} for row in rows]
+    console().print(table(columns, shown, "Hot tokens: how many, and what a row then costs"))
     low, high = cost.c_interval_us
     low0, high0 = cost.c0_interval_us
     print(

@@ -19,7 +19,7 @@ from fsbench.cli.options import (
     option,
 )
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 from fsbench.records import iomodel as model
@@ -74,7 +74,6 @@ def iomodel(
 
 def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
     work = model.traffic(problem)
-    intensity = model.arithmetic_intensity(problem)
     return {
         "b": problem.B,
         "d": problem.D,
@@ -85,8 +84,8 @@ def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
         "flops": work.flops,
         "predicted_speedup": model.predicted_speedup(problem),
         "approximate_speedup": model.approximate_speedup(problem),
-        "baseline_flop_per_byte": intensity.baseline,
-        "fused_flop_per_byte": intensity.fused,
+        "baseline_flop_per_byte": work.flops / work.baseline_bytes,
+        "fused_flop_per_byte": work.flops / work.fused_bytes,
         "gpu": gpu.slug,
         "floor_us": gpu.datasheet.floor_us(work),
         "measured_floor_us": gpu.measured.floor_us(work) if gpu.measured else None,
@@ -99,25 +98,20 @@ def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
         rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
     ):
         title = f"{label}: D={d} V={v} {dtype}"
-        headings = [
-            *("B", "baseline\nMB", "fused\nMB", "speedup\nfull", "speedup\n1+2B/D"),
-            *("baseline\nFLOP/B", "fused\nFLOP/B", "floor us\ndatasheet"),
-            *(["floor us\nmeasured"] if gpu.measured else []),
+        columns = [
+            *(("B", "{b}"), ("baseline\nMB", "{baseline_mb:.1f}"), ("fused\nMB", "{fused_mb:.1f}")),
+            ("speedup\nfull", "{predicted_speedup:.4f}"),
+            ("speedup\n1+2B/D", "{approximate_speedup:.4f}"),
+            ("baseline\nFLOP/B", "{baseline_flop_per_byte:.2f}"),
+            ("fused\nFLOP/B", "{fused_flop_per_byte:.2f}"),
+            ("floor us\ndatasheet", "{floor_us:.1f}"),
+            *([("floor us\nmeasured", "{measured_floor_us:.1f}")] if gpu.measured else []),
         ]
-        table = plain_table(title, headings, pad_edge=True, padding=(0, 1, 0, 0))
-        for row in group:
-            table.add_row(
-                str(row["b"]),
-                f"{row['baseline_bytes'] / 1e6:.1f}",
-                f"{row['fused_bytes'] / 1e6:.1f}",
-                f"{row['predicted_speedup']:.4f}",
-                f"{row['approximate_speedup']:.4f}",
-                f"{row['baseline_flop_per_byte']:.2f}",
-                f"{row['fused_flop_per_byte']:.2f}",
-                f"{row['floor_us']:.1f}",
-                *([f"{row['measured_floor_us']:.1f}"] if gpu.measured else []),
-            )
-        print_(table)
+        shown = [
+            {**row, **{f"{way}_mb": row[f"{way}_bytes"] / 1e6 for way in ("baseline", "fused")}}
+            for row in group
+        ]
+        print_(table(columns, shown, title, pad_edge=True, padding=(0, 1, 0, 0)))
     for roof in filter(None, (gpu.datasheet, gpu.measured)):
         print_(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
     print_(

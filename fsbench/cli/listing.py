@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench.cli.options import Json, ProviderPath
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fsbench.discover import Found
 
 
@@ -91,12 +89,6 @@ def _print(facts: dict[str, Any]) -> None:
             print_(_indented(f"{row['label']}: {row['description']}"))
     print_()
     keeping = [row for row in facts["providers"] if row["kept_bytes"]]
-    models = _table("model", "V", "D")
-    for row in facts["models"]:
-        models.add_row(row["name"], str(row["v"]), str(row["d"]))
-    presets = _table("preset", "")
-    for row in facts["presets"]:
-        presets.add_row(row["name"], row["summary"])
     if keeping:
         print_(
             "Memory in addition to a weight of "
@@ -106,19 +98,14 @@ def _print(facts: dict[str, Any]) -> None:
             share = f"{row['kept_share']:+.0%}"
             print_(f"  {share} ({row['kept_bytes'] / 1e9:.2f} GB)  {row['name']}")
         print_()
-    for table in (models, presets):
-        print_(table)
-        print_()
+    models = [("model", "{name:<}"), ("V", "{v}"), ("D", "{d}")]
+    print_(table(models, facts["models"], padding=(0, 1, 0, 0)))
+    print_()
+    presets = [("preset", "{name:<}"), ("", "{summary:<}")]
+    print_(table(presets, facts["presets"], padding=(0, 1, 0, 0)))
+    print_()
     print_(f"GPUs here: {', '.join(facts['gpus_here']) or 'none'}")
     print_(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
-
-
-def _table(*columns: str) -> Table:
-    table = plain_table(padding=(0, 1, 0, 0))
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True, justify="right" if column == "V" else "left")
-    table.add_column(columns[-1], justify="right" if columns[-1] == "D" else "left")
-    return table
 
 
 PLACES = {"GPU": "cuda", "CPU": "cpu"}

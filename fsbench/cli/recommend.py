@@ -22,7 +22,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import batch_range
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 from fsbench.errors import InvalidArgument, ResultsError, unknown_name
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind
@@ -190,14 +190,12 @@ def _faster_without_call(
     measured: Configuration, advice: list[Advice], hidden: set[str]
 ) -> dict[str, list[int]]:
     """Return samplers without a public call -> B at which they beat the advice in its run."""
-    rows = measured.rows[measured.rows.provider.isin(hidden) & (measured.rows.status == "ok")]
-    rows = rows[rows.kind == measured.drawn]
-    faster: dict[str, list[int]] = {}
-    for each in advice:
-        same = rows[(rows.b == each.b) & (rows.folder == each.folder) & (rows.median_us < each.us)]
-        for name in same.provider.unique():
-            faster.setdefault(name, []).append(each.b)
-    return faster
+    import pandas as pd
+
+    rows = measured.rows.merge(pd.DataFrame(advice), on=["b", "folder"])
+    rows = rows[rows.provider.isin(hidden) & (rows.kind == measured.drawn)]
+    rows = rows[(rows.status == "ok") & (rows.median_us < rows.us)]
+    return {str(name): same.b.unique().tolist() for name, same in rows.groupby("provider")}
 
 
 def _other_conditions(
@@ -325,10 +323,8 @@ def _print(facts: dict[str, Any]) -> None:
             f"No record of this size and these conditions on {facts['gpu']}. The least time of a "
             "fused sampler by the I/O model and the datasheet; this is not a measurement:"
         )
-        table = plain_table(None, ("B", "floor, us"))
-        for B, floor in facts["floors_us"].items():
-            table.add_row(str(B), f"{floor:.1f}")
-        print_(table)
+        floors = [{"b": B, "floor": floor} for B, floor in facts["floors_us"].items()]
+        print_(table([("B", "{b}"), ("floor, us", "{floor:.1f}")], floors))
         print_(f"to measure: {facts['measure']}")
         print_(f"measured on {facts['gpu']}: {'; '.join(facts['sizes']) or 'nothing'}")
     else:
@@ -348,19 +344,18 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     for line in facts["configuration"]:
         print_(line)
     runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
-    headings = ("B", "use", "us", "instead of", "us", "saves", "run")
-    table = plain_table(None, headings, left_columns=("use", "instead of", "run"), padding=0)
+    columns = [
+        *(("B", "{b}"), ("use", "{best:<}"), ("us", "{us:.1f}"), ("instead of", "{instead_of:<}")),
+        *(("us", "{instead_us:.1f}"), ("saves", "{saves:.1%}"), ("run", "{run:<}")),
+    ]
+    rows: list[dict[str, Any]] = []
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
     missing: dict[str, list[str]] = {}
     for each in facts["advice"]:
-        rival, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
-        table.add_row(
-            *(str(each["b"]), each["best"], f"{each['us']:.1f}"),
-            (each["instead_of"] or "-") + mark,
-            *(("-", "-") if rival is None else (f"{rival:.1f}", f"{1 - each['us'] / rival:.1%}")),
-            runs.get(each["folder"], each["folder"]),
-        )
+        us, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
+        found = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
+        rows.append({**each, **found, "instead_of": us and each["instead_of"] + mark})
         for name in each["ties"]:
             ties.setdefault(name, []).append(each["b"])
         if each["extra_bytes"] is not None:
@@ -368,7 +363,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     for name, needs in facts["cannot"].items():
         missing.setdefault(", ".join(needs), []).append(name)
     alone = [each["b"] for each in facts["advice"] if each["instead_of"] is None]
-    print_(table)
+    print_(table(columns, rows, padding=0))
     for folder, letter in runs.items():
         utc, commit = facts["runs"][folder].values()
         when = utc[:16].replace("T", " ")

@@ -218,13 +218,14 @@ def _advice(session: Session) -> Iterator[None]:
 def _finish(session: Session, options: dict[str, Any]) -> ExitCode:
     """Export and print what a run measured; return the exit code."""
     from fsbench.cli import run_output
+    from fsbench.records.disk import write_into
     from fsbench.report import logits_store, scaling, tables
 
     folder = session.store.folder
     table, records, written = session.export()
-    written += tables.write_tables(folder, table)
-    written += scaling.write_scaling(folder, tables.configurations(table))
-    written += logits_store.write_tables(folder, table)
+    measured = tables.configurations(table)
+    files = tables.files(measured) | scaling.files(measured) | logits_store.files(measured)
+    write_into(folder, files)
     run_output.print_summary(table)
     if options["breakdown"]:
         run_output.print_breakdown(table, records)
@@ -233,7 +234,7 @@ def _finish(session: Session, options: dict[str, Any]) -> ExitCode:
     if options["sustained"] is not None:
         run_output.print_sustained(table)
     run_output.print_times(session.store.times)
-    print(f"\nWrote {folder}/results.csv and {len(written)} tables next to it.")
+    print(f"\nWrote {folder}/results.csv and {len(written) + len(files)} tables next to it.")
     run_output.print_conclusions(table)
     return _exit_code(table)
 

@@ -115,14 +115,16 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
     for configuration in configurations(table):
         console.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
         measured = configuration.measured
-        rows = []
-        for row in measured[measured["matmul_us"].notna()].itertuples():
-            parts = (row.matmul_us, row.sampling_us, row.other_us)
-            share = f"{100 * row.sampling_us / sum(parts):.1f}"
-            times = (f"{part:.1f}" for part in parts)
-            rows.append((row.label, str(row.b), *times, share, split(row.split_by)))
-        headings = ("sampler", "B", "matmul", "sampling", "other", "sampling, %", "split by")
-        print_table(headings, rows)
+        shown = measured[measured["matmul_us"].notna()]
+        whole = shown["matmul_us"] + shown["sampling_us"] + shown["other_us"]
+        share = shown["sampling_us"] / whole
+        shown = shown.assign(share=100 * share, split_by=shown["split_by"].map(split))
+        columns = [
+            *(("sampler", "{label:<}"), ("B", "{b}"), ("matmul", "{matmul_us:.1f}")),
+            *(("sampling", "{sampling_us:.1f}"), ("other", "{other_us:.1f}")),
+            *(("sampling, %", "{share:.1f}"), ("split by", "{split_by:<}")),
+        ]
+        print_table(columns, shown.to_dict("records"))
         unsplit = measured[measured["matmul_us"].isna()]["label"].unique()
         if len(unsplit):
             console.print(f"not split: {', '.join(unsplit)}", markup=False)

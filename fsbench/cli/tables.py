@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
+    import pandas as pd
     from rich.console import Console
     from rich.table import Table
+
+Columns = list[tuple[str, str]]
+"""(heading, format of its cells); see `table`."""
 
 
 def console(**options: Any) -> Console:
@@ -19,20 +23,45 @@ def console(**options: Any) -> Console:
 
 
 def print_table(
-    headings: Iterable[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    left_columns: Collection[str] = ("sampler", "vs", "verdict", "split by"),
+    columns: Columns, rows: Iterable[Mapping[str, Any]], title: str | None = None
 ) -> None:
-    """Print a table in its full width, because names and numbers must not be cut.
+    """Print a table in its full width, because names and numbers must not be cut."""
+    shown = table(columns, rows, title, no_wrap=True, padding=(0, 1, 0, 0))
+    console(width=200, soft_wrap=False).print(shown)
+
+
+def table(
+    columns: Columns,
+    rows: Iterable[Mapping[str, Any]],
+    title: str | None = None,
+    no_wrap: bool = False,
+    **options: Any,
+) -> Table:
+    """Return a table, whose options are rich's.
 
     Args:
-        left_columns: headings of columns of text; columns of numbers are aligned right.
+        columns: a format is like "{us:.1f}" for rows {"us": 3.14}. A cell that formats None is
+            "-". Columns are aligned right, but left if the format says so, as "{name:<}".
     """
-    table = plain_table(title, headings, left_columns, no_wrap=True, padding=(0, 1, 0, 0))
+    shown = plain_table(title, **options)
+    for heading, form in columns:
+        shown.add_column(heading, justify="left" if "<" in form else "right", no_wrap=no_wrap)
     for row in rows:
-        table.add_row(*row)
-    console(width=200, soft_wrap=False).print(table)
+        shown.add_row(*(_cell(form, row) for _, form in columns))
+    return shown
+
+
+def _cell(form: str, row: Mapping[str, Any]) -> str:
+    try:
+        return form.format_map(row)
+    except TypeError:  # None takes no format
+        return "-"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame by column, with None for a missing value."""
+    rows = frame.to_dict("records")
+    return [{name: None if v != v else v for name, v in row.items()} for row in rows]
 
 
 def split(method: str) -> str:
@@ -40,30 +69,10 @@ def split(method: str) -> str:
     return method if method == "names" else f"difference to {method} form"
 
 
-def interval(value: float, lo: float, hi: float, digits: int) -> str:
-    """Return a value with its interval, as '1.03 [1.01, 1.05]'."""
-    return f"{value:.{digits}f} [{lo:.{digits}f}, {hi:.{digits}f}]"
-
-
-def plain_table(
-    title: str | None = None,
-    headings: Iterable[str] = (),
-    left_columns: Collection[str] = (),
-    no_wrap: bool = False,
-    **options: Any,
-) -> Table:
-    """Return an empty table with a rule below its headings; options are rich's.
-
-    Args:
-        left_columns: headings of columns of text; columns of numbers are aligned right.
-    """
+def plain_table(title: str | None = None, **options: Any) -> Table:
+    """Return an empty table with a rule below its headings; options are rich's."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     look: dict[str, Any] = {"title_justify": "left", "show_edge": False, "pad_edge": False}
-    table = Table(title=title, box=SIMPLE_HEAD, **{**look, **options})
-    for heading in headings:
-        table.add_column(
-            heading, justify="left" if heading in left_columns else "right", no_wrap=no_wrap
-        )
-    return table
+    return Table(title=title, box=SIMPLE_HEAD, **{**look, **options})

@@ -23,7 +23,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 from fsbench.errors import (
     DeviceUnavailable,
     ExitCode,
@@ -183,8 +183,11 @@ def _choices(timings: list[Timing]) -> Rows:
 
 def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
     """Print the chosen config and the one in use, for each problem."""
-    headings = ("B", "D", "V", "in use", "us", "chosen", "us", "time")
-    table = plain_table(kernel, headings, left_columns=("in use", "chosen"))
+    columns = [
+        *(("B", "{b}"), ("D", "{d}"), ("V", "{v}"), ("in use", "{in_use:<}"), ("us", "{us:.1f}")),
+        *(("chosen", "{chosen:<}"), ("us", "{chosen_us:.1f}"), ("time", "{ratio:.3f}")),
+    ]
+    shown: list[dict[str, Any]] = []
     for problem in dict.fromkeys(timing.problem for timing in timings):
         of_problem = {timing.config: timing for timing in timings if timing.problem == problem}
         before = next(timing for timing in of_problem.values() if timing.in_use)
@@ -194,14 +197,9 @@ def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
             if B == problem.B and (max_d is None or max_d >= problem.D)
         ]
         after = of_problem.get(fitting[0]) if fitting else None
-        times = [timing.median_us if timing else None for timing in (before, after)]
-        shown = ["-" if us is None else f"{us:.1f}" for us in times]
-        change = f"{times[1] / times[0]:.3f}" if times[0] and times[1] else "-"
-        table.add_row(
-            *map(str, (problem.B, problem.D, problem.V, before.config)),
-            shown[0],
-            "the same" if after is before else str(after.config) if after else "none",
-            shown[1],
-            change,
-        )
-    console().print(table)
+        us, chosen_us = (timing.median_us if timing else None for timing in (before, after))
+        chosen = "the same" if after is before else str(after.config) if after else "none"
+        ratio = chosen_us / us if us and chosen_us else None
+        sizes = {"b": problem.B, "d": problem.D, "v": problem.V, "in_use": str(before.config)}
+        shown.append({**sizes, "us": us, "chosen": chosen, "chosen_us": chosen_us, "ratio": ratio})
+    console().print(table(columns, shown, kernel))

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from fsbench.cli.options import (
     WORDS,
@@ -22,7 +22,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, table
 from fsbench.errors import InvalidArgument, unknown_name
 
 ENGINES = {"vllm": "flash_sample", "vllm-screened": "screened"}
@@ -99,24 +99,24 @@ def warm(
         spent = "in the cache" if each.cached else f"{each.seconds:.1f} s"
         screen.print(f"[{each.number}/{each.total}] {each.kernel}: {spent}", markup=False)
     took = time.perf_counter() - begin
+    rows: list[dict[str, Any]] = [
+        {
+            "kernel": each.kernel,
+            "call": str(calls[each.call]),
+            "seconds": each.seconds,
+            "cached": each.cached,
+        }
+        for each in kernels
+    ]
     if as_json:
-        rows = [
-            {
-                "kernel": each.kernel,
-                "call": str(calls[each.call]),
-                "seconds": each.seconds,
-                "cached": each.cached,
-            }
-            for each in kernels
-        ]
         print(json.dumps({"gpu": chip.name, "seconds": took, "kernels": rows}, indent=2))
         return
-    words = ("kernel", "first needed by", "")
-    table = plain_table(headings=(*words[:2], "s", "in the cache before"), left_columns=words)
-    for each in kernels:
-        row = (each.kernel, str(calls[each.call]), f"{each.seconds:.1f}")
-        table.add_row(*row, "yes" if each.cached else "no")
-    console().print(table)
+    columns = [
+        *(("kernel", "{kernel:<}"), ("first needed by", "{call:<}"), ("s", "{seconds:.1f}")),
+        ("in the cache before", "{cached}"),
+    ]
+    shown = [{**row, "cached": "yes" if row["cached"] else "no"} for row in rows]
+    console().print(table(columns, shown))
     new = [each.seconds for each in kernels if not each.cached]
     print(
         f"{len(kernels)} kernels for {chip.name}: {len(new)} compiled in {took:.1f} s, "

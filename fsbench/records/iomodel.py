@@ -18,7 +18,6 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
 
 from fsbench.errors import unknown_name
 from fsbench.problem import DTYPES, Problem
@@ -31,13 +30,6 @@ class Traffic:
     baseline_bytes: int
     fused_bytes: int
     flops: int
-
-
-class Intensity(NamedTuple):
-    """Arithmetic intensity, FLOP per byte of HBM traffic."""
-
-    baseline: float
-    fused: float
 
 
 @dataclass(frozen=True)
@@ -61,24 +53,9 @@ class Gpu:
     """A GPU of peaks.toml: its datasheet roof, and the roof measured on one where known."""
 
     slug: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # patterns
     datasheet: Roof
     measured: Roof | None
-
-    def answers_to(self, name: str) -> bool:
-        """True for the slug and for the whole names that NVML and CUDA report."""
-        return name.lower() == self.slug or any(
-            re.fullmatch(pattern, name, re.IGNORECASE) for pattern in self.names
-        )
-
-
-def _elements_fused(problem: Problem) -> int:
-    B, D, V = problem.B, problem.D, _local_vocabulary(problem)
-    return V * D + D * B + B
-
-
-def _local_vocabulary(problem: Problem) -> int:
-    return -(-problem.V // problem.tp)
 
 
 def traffic(problem: Problem) -> Traffic:
@@ -87,20 +64,9 @@ def traffic(problem: Problem) -> Traffic:
     A head that is quantized itself is read as it is.
     """
     size = DTYPES[problem.dtype]
-    V = _local_vocabulary(problem)
-    saved = (size - 1) * V * problem.D if problem.weights else 0
-    fused = size * _elements_fused(problem) - saved
-    return Traffic(
-        baseline_bytes=fused + size * 2 * V * problem.B,
-        fused_bytes=fused,
-        flops=2 * problem.B * problem.D * V,
-    )
-
-
-def arithmetic_intensity(problem: Problem) -> Intensity:
-    """FLOP per byte; with 2-byte elements close to B while the weight dominates the traffic."""
-    work = traffic(problem)
-    return Intensity(work.flops / work.baseline_bytes, work.flops / work.fused_bytes)
+    B, D, V = problem.B, problem.D, -(-problem.V // problem.tp)
+    fused = size * (V * D + D * B + B) - ((size - 1) * V * D if problem.weights else 0)
+    return Traffic(fused + size * 2 * V * B, fused, 2 * B * D * V)
 
 
 def predicted_speedup(problem: Problem) -> float:
@@ -142,8 +108,12 @@ def gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The GPU with this slug or device name, or None."""
-    return next((gpu for gpu in gpus().values() if gpu.answers_to(name)), None)
+    """The GPU with this slug, or with this whole name as NVML and CUDA report it, or None."""
+    for each in gpus().values():
+        patterns = (re.escape(each.slug), *each.names)
+        if any(re.fullmatch(pattern, name, re.IGNORECASE) for pattern in patterns):
+            return each
+    return None
 
 
 def gpu(name: str) -> Gpu:

@@ -6,14 +6,12 @@ The fused kernel is compared with the same kernel that also stores fp32 logits. 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from fsbench import paper
 from fsbench.problem import DTYPES
-from fsbench.records.disk import refusals, write_atomically
-from fsbench.report.tables import Configuration, configurations
+from fsbench.records.sheet import as_csv
+from fsbench.report.tables import Configuration
 
 FP32_BYTES = 4
 
@@ -54,14 +52,10 @@ def overhead(configuration: Configuration) -> pd.DataFrame:
     )
 
 
-def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
-    """Write logits_store_<stem>.csv of each configuration with both samplers; return the paths."""
-    written = []
-    for configuration in configurations(frame):
-        table = overhead(configuration)
-        if len(table):
-            path = folder / f"logits_store_{configuration.stem}.csv"
-            with refusals("write tables in", folder):
-                write_atomically(path, table.to_csv(float_format="%.6g"))
-            written.append(path)
-    return written
+def files(measured: list[Configuration]) -> dict[str, str]:
+    """Return the overhead of each configuration with both samplers as CSV, by file name."""
+    return {
+        f"logits_store_{each.stem}.csv": as_csv(table)
+        for each in measured
+        if len(table := overhead(each))
+    }

@@ -5,11 +5,8 @@ Times are the minimum and the median over all steps, each the time of the slowes
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
-from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.sheet import as_csv
 from fsbench.report.tables import Configuration, stems
 
@@ -48,11 +45,9 @@ def scaling_table(alike: list[Configuration]) -> pd.DataFrame:
     return table
 
 
-def write_scaling(folder: Path, measured: list[Configuration]) -> list[Path]:
-    """Write scaling_<stem>.csv for every group of over_ranks; return the paths."""
-    written = []
-    with refusals("write tables in", folder):
-        for stem, alike in over_ranks(measured).items():
-            written.append(folder / f"scaling_{stem}.csv")
-            write_atomically(written[-1], as_csv(scaling_table(alike)))
-    return written
+def files(measured: list[Configuration]) -> dict[str, str]:
+    """Return the table of every group of over_ranks as CSV, by file name."""
+    return {
+        f"scaling_{stem}.csv": as_csv(scaling_table(alike))
+        for stem, alike in over_ranks(measured).items()
+    }

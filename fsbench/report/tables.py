@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import pandas as pd
 
 from fsbench.errors import ResultsError, one_line
 from fsbench.problem import PENALTIES, Problem, models
 from fsbench.provider import Kind
-from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.iomodel import gpu_slug
-from fsbench.records.sheet import escaped, markdown_table
+from fsbench.records.sheet import as_csv, escaped, markdown_table
 from fsbench.records.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
@@ -367,17 +365,10 @@ def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
     return markdown_table(["B", *(heading for heading, _ in columns)], rows)
 
 
-def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
-    """Write speedup_<stem>.csv and .md of every configuration; return the paths."""
-    written = []
-    with refusals("write tables in", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for configuration in configurations(frame):
-            texts = {
-                ".csv": speedup_table(configuration).to_csv(float_format="%.6g"),
-                ".md": markdown(configuration),
-            }
-            for suffix, text in texts.items():
-                written.append(folder / f"speedup_{configuration.stem}{suffix}")
-                write_atomically(written[-1], text)
-    return written
+def files(measured: list[Configuration]) -> dict[str, str]:
+    """Return the speedup tables of every configuration, as CSV and as Markdown, by file name."""
+    texts = {}
+    for each in measured:
+        texts[f"speedup_{each.stem}.csv"] = as_csv(speedup_table(each))
+        texts[f"speedup_{each.stem}.md"] = markdown(each)
+    return texts

@@ -49,14 +49,9 @@ def test_overhead_is_a_ratio_of_one_run_with_its_interval(rows):
     assert len(other_shape) == 3 and other_shape.paper_pct.isna().all()
     two_runs = [{**each, "folder": each["provider"]} for each in rows]
     assert logits_store.overhead(only(two_runs)).empty
-
-
-def test_the_table_is_written_where_there_is_one(rows, tmp_path):
-    (path,) = logits_store.write_tables(tmp_path, pd.DataFrame(rows))
-    assert path.name == "logits_store_h200_d4096_v151936.csv"
-    assert pd.read_csv(path)["measured_pct"].tolist() == pytest.approx([1, -0.333333, 12])
-    fused_only = pd.DataFrame([each for each in rows if each["provider"] == FUSED])
-    assert logits_store.write_tables(tmp_path, fused_only) == []
+    fused_only = [each for each in rows if each["provider"] == FUSED]
+    assert list(logits_store.files([only(rows)])) == ["logits_store_h200_d4096_v151936.csv"]
+    assert logits_store.files([only(fused_only)]) == {}
 
 
 def test_the_figure_has_the_line_the_measurement_and_the_paper(rows):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pandas as pd
 import pytest
 from cells import results_row
@@ -28,7 +30,7 @@ def groups(rows):
     return scaling.over_ranks(configurations(pd.DataFrame(rows)))
 
 
-def test_the_table_has_the_least_times_and_the_share_of_ideal_scaling(tmp_path):
+def test_the_table_has_the_least_times_and_the_share_of_ideal_scaling():
     ((stem, alike),) = groups(ROWS).items()
     assert stem == "h200_d8192_v128256"
     table = scaling.scaling_table(alike)
@@ -37,9 +39,11 @@ def test_the_table_has_the_least_times_and_the_share_of_ideal_scaling(tmp_path):
     assert (fused.tp2_ideal, fused.tp4_ideal) == pytest.approx((410 / 420, 410 / 440))
     assert fused.label == "Label of ours" and fused.tp1_median_us == pytest.approx(451)
     assert stored.tp2_ideal == 0.5 and pd.isna(stored.tp4_min_us)
-    (written,) = scaling.write_scaling(tmp_path, configurations(pd.DataFrame(ROWS)))
-    assert written.name == "scaling_h200_d8192_v128256.csv"
-    assert pd.read_csv(written).set_index(["b", "provider"]).tp4_min_us[(64, "ours")] == 110
+    ((name, text),) = scaling.files(configurations(pd.DataFrame(ROWS))).items()
+    assert name == "scaling_h200_d8192_v128256.csv"
+    assert (
+        pd.read_csv(io.StringIO(text)).set_index(["b", "provider"]).tp4_min_us[(64, "ours")] == 110
+    )
 
 
 def test_the_figure_has_the_times_and_the_ideal_line():

@@ -8,7 +8,7 @@ from cells import only, results_row
 
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
-from fsbench.report.tables import configurations, markdown, speedup_table, write_tables
+from fsbench.report.tables import configurations, files, markdown, speedup_table
 
 
 def _lost(provider, b, status, **changes):
@@ -190,12 +190,10 @@ def test_invalid_results_are_named(rows):
             configurations(_through_csv([{**rows[0], name: None}, *rows[1:]]))
 
 
-def test_write_tables(tmp_path, rows):
-    written = write_tables(tmp_path / "new", pd.DataFrame(rows).drop(columns="folder"))
-    names = ["speedup_h200_d4096_v151936.csv", "speedup_h200_d4096_v151936.md"]
-    assert [path.name for path in written] == names
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
-    table = pd.read_csv(written[0])
+def test_files(rows):
+    texts = files(configurations(pd.DataFrame(rows).drop(columns="folder")))
+    csv, text = texts["speedup_h200_d4096_v151936.csv"], texts["speedup_h200_d4096_v151936.md"]
+    table = pd.read_csv(io.StringIO(csv))
     assert list(table.columns) == [
         "b",
         *(f"median_us.{name}" for name in ("fast", "slow", "argmax", "floor")),
@@ -203,7 +201,4 @@ def test_write_tables(tmp_path, rows):
         "ratio.fast.floor",
     ]
     assert list(table["speedup.fast.slow"]) == [1.5, 2.0, 0.9]
-    assert written[1].read_text() == markdown(only(rows))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResultsError, match="cannot write tables in"):
-        write_tables(tmp_path / "file", pd.DataFrame(rows))
+    assert len(texts) == 2 and text == markdown(only(rows))
