@@ -14,12 +14,6 @@ from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
 
 CELL = cell()
-CONTRACT = {
-    *("provider", "kind", "gpu", "device", "b", "d", "v", "dtype", "tp", "temperature"),
-    *("timer", "graph", "l2", "status", "reason", "median_us", "ci_lo_us", "ci_hi_us"),
-    *("min_us", "p10_us", "p90_us", "busy_us", "n_kernels", "n_samples"),
-    *("gb_per_s", "tflops", "roofline_pct", "sm_mhz"),
-}
 
 
 def test_samples_of_all_rounds_are_pooled():
@@ -77,11 +71,6 @@ def test_a_cell_that_failed_keeps_its_reason_and_what_was_measured():
     assert nothing["median_us"] is None
     part = row(CellRecord(CELL, {0: Round([3.0])}, "error", "in round 1"))
     assert (part["status"], part["median_us"]) == ("error", 3.0)
-
-
-def test_the_contract_columns_are_there_even_without_a_row():
-    assert set(frame([]).columns) >= CONTRACT
-    assert list(frame([CellRecord(CELL)]).columns) == list(frame([]).columns)
 
 
 def _folder(path):

@@ -150,12 +150,6 @@ def test_bandwidth_is_in_gb_per_s_with_percent_of_the_datasheet_on_the_right(fig
     assert right.get_ylabel() == "% of datasheet bandwidth"
 
 
-def test_the_latest_run_is_drawn():
-    rows = [*_rows(), _row("slow", 2, 500.0, folder="run2")]
-    (axes,) = _draw("runtime", rows).axes
-    assert list(_lines(axes)["Label of slow"].get_ydata()) == [450, 500, 450]
-
-
 def _look(style):
     return tuple(str(style.line.get(key)) for key in ("color", "marker", "linestyle"))
 
