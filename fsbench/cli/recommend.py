@@ -298,8 +298,7 @@ def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str,
     if isinstance(batches, range):
         batches = sorted({batches[0], batches[-1], *(B for B in batches if B & (B - 1) == 0)})
     chip = iomodel.gpu(gpu)
-    work = {B: iomodel.traffic(replace(problem, B=B)) for B in batches}
-    floors = {B: chip.datasheet.floor_us(each) for B, each in work.items()}
+    floors = {B: iomodel.floor_us(replace(problem, B=B), chip.slug) for B in batches}
     return {"gpu": chip.slug, "floors_us": floors, "measure": measure}
 
 

@@ -16,7 +16,7 @@ from fsbench.measure.recorder import Recorder
 from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.records.store import Store, make_folder, require_empty
+from fsbench.records.store import Store, new_folder, require_empty
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Session:
     def store(self) -> Store:
         """Return the store, made at the first use."""
         if self._store is None:
-            folder = self.out or make_folder(self.facts, self.suffix)
+            folder = self.out or new_folder(self.facts, self.suffix)
             self._store = Store.create(folder, self.facts)
         return self._store
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -346,22 +345,18 @@ def folders_below(path: Path) -> list[Path]:
 
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """Return an unused path: results/<gpu>/<utc>-<commit>, with "-<suffix>" if there is one.
+    """Make and return results/<gpu>/<utc>-<commit>, with "-<suffix>" if there is one.
 
     Runs that begin within a second have folders that end in -2, -3 and so on.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]
     first = "-".join(filter(None, (stamp, commit, suffix)))
-    names = (f"{first}-{number}" if number > 1 else first for number in count(1))
-    folders = (Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name for name in names)
-    return next(folder for folder in folders if not folder.exists())
-
-
-def make_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """Make a new folder that no other process has, although two may see the same unused name."""
+    number, name = 1, first
     while True:
-        folder = new_folder(facts, suffix)
+        folder = Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
         with refusals("write results in", folder), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
+        number += 1
+        name = f"{first}-{number}"

@@ -85,10 +85,8 @@ def test_the_csv_is_exact_in_whole_numbers_and_survives_reading(tmp_path):
     export_csv(*_folder(tmp_path / "a"))
     text = (tmp_path / "a" / "results.csv").read_text()
     assert ",123456789," in text  # not 1.23457e+08
-    export_csv(*_folder(tmp_path / "b"))
-    table = read_csv([tmp_path / "a", tmp_path / "b"])
-    assert list(table["b"]) == [2, 4, 2, 4]
-    assert list(table["folder"]) == [str(tmp_path / "a")] * 2 + [str(tmp_path / "b")] * 2
+    table = read_csv(tmp_path / "a")
+    assert list(table["b"]) == [2, 4] and set(table["folder"]) == {str(tmp_path / "a")}
     assert table["reason"][1] == 'a reason, with "quotes"'
     assert table["median_us"][0] == 1.5 and pd.isna(table["median_us"][1])
 

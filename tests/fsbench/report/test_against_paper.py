@@ -6,6 +6,7 @@ from cells import only, results_row
 
 from fsbench import paper
 from fsbench.errors import ResultsError
+from fsbench.paper import tables
 from fsbench.report.against_paper import Agreement, agreement, cells, compare, shares, spread
 from fsbench.report.tables import configurations
 
@@ -19,7 +20,7 @@ def _row(provider, b, median, **changes):
 
 def _as_published(gpu, table=4, factor=1.0, **changes):
     """A run whose speedups are the published ones times a factor."""
-    published = paper.speedups(gpu)
+    published = tables.speedups(gpu)
     published = published[published["table"] == table]
     rows = [_row(FUSED, b, 100.0, fused=True) for b in published["b"].unique()]
     rows += [

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from cells import only, results_row
 
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.errors import ResultsError
 from fsbench.problem import Problem
 from fsbench.records import iomodel
 from fsbench.report import logits_store
@@ -252,6 +252,3 @@ def test_the_same_results_give_the_same_bytes_whatever_was_saved_before(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot write figure"):
         figure_parts.save(figures["runtime"], tmp_path / "file" / "a.png")
-    assert figure_parts.check_formats(["svg", "png", "svg"]) == ["svg", "png"]
-    with pytest.raises(InvalidArgument, match="--format: expected one of pdf, png, svg; got 'gif'"):
-        figure_parts.check_formats(["png", "gif"])
