@@ -121,9 +121,9 @@ class Session:
         """Return how to continue a stopped run; "" if it has no folder yet."""
         if self._store is None or not self.exports:
             return ""
-        folder = self._store.where()
-        if folder is None:
-            return f"{self._store.folder} was removed or emptied: start again, with another --out"
+        folder = self._store.folder
+        if not self._store.is_in_place():
+            return f"{folder} was moved or changed: resume it where it is, or start another"
         return f"to continue: fsbench run --resume {shlex.quote(str(folder))}"
 
     def close(self) -> None:

@@ -59,16 +59,11 @@ class Store:
     interrupted: the cell at work when the last run was killed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        records: Iterable[CellRecord],
-        write: Callable[[Cell, dict[str, Any]], None],
-    ):
+    def __init__(self, folder: Path, write: Callable[[Cell, dict[str, Any]], None]):
         self.folder = folder
         self.interrupted: Cell | None = None
         self.times: list[dict[str, Any]] = []
-        self._records = {record.cell: record for record in records}
+        self._records: dict[Cell, CellRecord] = {}
         self._write = write
         self._points: Lines | None = None
         self._environment: dict[str, Any] | None = None
@@ -108,7 +103,7 @@ class Store:
                 )
         store = cls._locked(folder)
         try:
-            store._records = {record.cell: record for record in read_records(folder)}
+            store.replace_records(read_records(folder))
             _, store.interrupted = _running(folder)
             store.begin(None)
         except BaseException:
@@ -128,18 +123,16 @@ class Store:
                 f"{folder}: process {owner or '(unknown)'} is writing results there; expected "
                 "a folder that no run is writing to"
             ) from error
-        store = cls(folder, [], lambda cell, line: None)
+        store = cls(folder, lambda cell, line: None)
         store._write, store._points = store._to_disk, points
         return store
 
     @classmethod
     def replica(
-        cls,
-        records: Iterable[CellRecord] = (),
-        write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None,
+        cls, write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None
     ) -> Store:
-        """Return a store with these records; every line goes to `write` and not to disk."""
-        return cls(Path(), records, write)
+        """Return a store whose lines go to `write` and not to disk."""
+        return cls(Path(), write)
 
     def replace_records(self, records: Iterable[CellRecord]) -> None:
         """Replace all records by those of another process."""
@@ -212,13 +205,13 @@ class Store:
         """Return the record of every cell so far, in the order they were first met."""
         return list(self._records.values())
 
-    def where(self) -> Path | None:
-        """Return the folder's path, also if it was renamed; None if it cannot be resumed."""
-        points = self._points.where() if self._points else None
-        if points is None or not (points.parent / ENVIRONMENT).exists():
-            return None
-        same = points == self.folder / POINTS
-        return self.folder if same else points.parent
+    def is_in_place(self) -> bool:
+        """Return whether the folder can be resumed: nothing else moved or changed it."""
+        with suppress(ResultsError):
+            if self._points is not None:
+                self._points.require_in_place()
+                return (self.folder / ENVIRONMENT).exists()
+        return False
 
     def close(self) -> None:
         """Close the file and release the lock; the folder can be read and resumed."""
