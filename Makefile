@@ -43,9 +43,15 @@ test: setup
 test-all: setup
 	$(ON_CPU) -m "not gpu"
 
-# PART=kernels, samplers or alone runs one part of the GPU tests.
+# PART=kernels, samplers or alone runs one part of the GPU tests; each takes at most ten minutes on 16
+# cores. Tests that time the GPU (marked alone) run in one process, with no other work on the GPU.
+GPU_kernels = tests/kernels -n auto --dist worksteal -m "gpu and not alone"
+GPU_samplers = tests --ignore=tests/kernels -n auto --dist worksteal -m "gpu and not alone"
+GPU_alone = tests -m "gpu and alone"
+PART ?= kernels samplers alone
+
 test-gpu: setup
-	$(VENV)/bin/python tools/gpu_tests.py $(PART)
+	failed=0; $(foreach part,$(PART),$(PYTEST) $(or $(GPU_$(part)),$(error PART: no part $(part))) || failed=1;) exit $$failed
 
 verify: setup
 	$(FSBENCH) verify

@@ -55,8 +55,8 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
     for run, other in ("ab", "ba"):
         for line in lost_in_words(cells, other):
             print(line)
-        for what, count in runs.only_in(cells, run):
-            print(f"only in {run.upper()}, {count} cells: {what}")
+        for samplers, count in runs.only_in(cells, run):
+            print(f"only in {run.upper()}, {count} cells: {samplers}")
     counts = ", ".join(f"{verdicts.count(one)} {one}" for one in runs.Verdict)
     print(
         f"{len(measured)} cells in both: {counts}. SAME: the interval of B / A lies within "

@@ -353,8 +353,8 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     missing: dict[str, list[str]] = {}
     for each in facts["advice"]:
         us, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
-        found = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
-        rows.append({**each, **found, "instead_of": us and each["instead_of"] + mark})
+        derived = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
+        rows.append({**each, **derived, "instead_of": us and each["instead_of"] + mark})
         for name in each["ties"]:
             ties.setdefault(name, []).append(each["b"])
         if each["extra_bytes"] is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from flash_sample_cases import problem
+from tiers import full
 from torch import Tensor
 
 from fsbench import kernels, reference
@@ -129,7 +130,7 @@ def tensors_of(result: object) -> list[object]:
 
 BF16, FP16 = torch.bfloat16, torch.float16  # on a CPU the reference, and the interpreter
 FORMS = [
-    *(("cpu", BF16, True), ("cpu", FP16, False), ("cpu", FP16, True)),
+    *(("cpu", BF16, True), ("cpu", FP16, False), full("cpu", FP16, True)),
     *(pytest.param("cuda", BF16, rows, marks=pytest.mark.gpu) for rows in (False, True)),
 ]
 """(device, dtype, whether options have values of each row)."""

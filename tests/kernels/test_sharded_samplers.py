@@ -82,6 +82,7 @@ def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
     return tokens
 
 
+@pytest.mark.full
 def test_samplers_over_ranks():
     hidden, weight = problem(B, V, D)
     one = [flash_sample(hidden, weight, seed=counter(8), offset=counter(i)).tokens.tolist()

@@ -227,6 +227,7 @@ def test_jobs_are_listed_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsy
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.toml"]
 
 
+@pytest.mark.full
 def test_a_cpu_measures_jobs_of_its_own(tmp_path, monkeypatch, capsys):
     """With the real command line; a dry run first, which leaves nothing."""
     monkeypatch.setattr(record.hardware, "gpus", list)

@@ -48,6 +48,12 @@ def declared() -> Spec:
     return tomllib.loads(DECLARED.read_text(encoding="utf-8"))
 
 
+def _spec(kind: str, name: str) -> Spec:
+    """Return an entry, including what it takes from the one that it is `like`."""
+    spec = declared()[kind][name]
+    return {**_spec(kind, spec["like"]), **spec} if "like" in spec else spec
+
+
 def least(*columns: pd.Series[float]) -> pd.Series[float]:
     """Return the smallest of several columns, row by row; a NaN does not count."""
     return pd.concat(columns, axis=1).min(axis=1)
@@ -110,9 +116,7 @@ def _read(name: str) -> pd.DataFrame:
 @cache
 def view(name: str) -> pd.DataFrame:
     """Return the rows of a view; the caller must not change them."""
-    spec, where = declared()["view"][name], f"view.{name}"
-    if "like" in spec:
-        spec = {**declared()["view"][spec["like"]], **spec}
+    spec, where = _spec("view", name), f"view.{name}"
     if "python" in spec:
         frame = getattr(computed, spec["python"])(*files_of(spec))
     else:
@@ -185,18 +189,9 @@ def _shows(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
-def _declared_table(name: str) -> Spec:
-    """Return the entries of a table, including those of the table that it is `like`."""
-    spec = declared()["table"][name]
-    return {**_declared_table(spec["like"]), **spec} if "like" in spec else spec
-
-
 def made_table(name: str) -> str:
     """Return the Markdown of a table and its source line."""
-    spec, where = _declared_table(name), f"table.{name}"
-    frame = _let(view(spec["in"]), spec, where)
-    if "where" in spec:
-        frame = frame[evaluated(frame, spec["where"], where)]
+    spec, frame = _spec("table", name), rows_of("table", name)
     if "sort" in spec:
         frame = frame.sort_values(spec["sort"], kind="stable")
     for column, names in spec.get("names", {}).items():
@@ -204,8 +199,6 @@ def made_table(name: str) -> str:
         order = frame[column].astype(str).map(list(names).index)
         frame = frame.assign(**{column: frame[column].astype(str).map(names)})
         frame = frame.loc[order.sort_values(kind="stable").index]
-    if frame.empty:
-        raise ValueError(f"tables.toml, [{where}]: no row of the view {spec['in']} is left")
     columns = {
         head.removeprefix("?"): form
         for head, form in spec["columns"].items()
@@ -228,9 +221,7 @@ def made_table(name: str) -> str:
 
 def records_of(name: str) -> list[str]:
     """Return the paths below results/ of all records of a view."""
-    spec = declared()["view"][name]
-    if "like" in spec:
-        spec = {**declared()["view"][spec["like"]], **spec}
+    spec = _spec("view", name)
     records = spec["record"] if "record" in spec else files_of(spec)
     joined = [record for other in spec.get("join", []) for record in records_of(other)]
     return list(dict.fromkeys(records + joined))
@@ -262,12 +253,12 @@ def _across(
 
 
 def rows_of(kind: str, name: str) -> pd.DataFrame:
-    """Return the rows of a number or a claim.
+    """Return the rows of a table, a number or a claim.
 
     Raises:
         ValueError: no row is left.
     """
-    spec, where = declared()[kind][name], f"{kind}.{name}"
+    spec, where = _spec(kind, name), f"{kind}.{name}"
     frame = _let(view(spec["in"]), spec, where)
     frame = frame[evaluated(frame, spec["where"], where)] if "where" in spec else frame
     if frame.empty:

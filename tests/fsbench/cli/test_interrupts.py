@@ -70,6 +70,7 @@ def test_a_signal_during_imports_is_one_line(start, tmp_path, stopped, library):
         assert err.splitlines()[-1] == f"stopped by {stopped.name}"
 
 
+@pytest.mark.full
 def test_a_signal_while_cells_are_timed_says_how_to_go_on(start, tmp_path, short_tmp):
     process = start("--iters", "50")
     while not (tmp_path / "x" / "running.json").exists():
@@ -96,6 +97,7 @@ def test_folders_of_killed_runs_are_removed_by_the_next(short_tmp):
     assert {path.name for path in short_tmp.iterdir()} == {"pymp-alive", "pymp-odd", "pymp-other"}
 
 
+@pytest.mark.full
 def test_a_server_that_ends_leaves_the_folder_to_a_run_that_goes_on(short_tmp):
     """The run starts another server in it. A client that ends too early ends a server."""
     code = (

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from cells import cell
+from tiers import full
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -54,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        "plot run --figure speedup,winner --format svg",
+        full("plot run --figure speedup,winner --format svg"),
         "compare run run",
         "compare run --paper h200",
         "recommend --model qwen3-8b --results run --batch 1",
@@ -98,6 +99,7 @@ def test_figures_print_the_signs_as_they_are(folder):
     assert not texts["costs $5 and $6"].get_parse_math()
 
 
+@pytest.mark.full
 def test_the_report_escapes_them(folder):
     assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
     text = (folder.parent / "report/h200.html").read_text()

@@ -87,6 +87,7 @@ def test_figures_that_git_tracks_are_replaced_only_with_overwrite(tmp_path):
     assert f"replaced {tracked}" in _plot(tmp_path / "a", "--out", out, "--overwrite").stdout
 
 
+@pytest.mark.full
 def test_merges_folders_and_tells_machines_apart(tmp_path):
     _results(tmp_path / "results" / "h200" / "1")
     _results(tmp_path / "results" / "h200" / "2", d=128)

@@ -95,6 +95,7 @@ def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
     assert lines[: len(whole)] == whole and len(lines) > len(whole) + 2
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line_and_the_record_can_be_continued(fsbench, tmp_path):
     """A limit on file sizes replaces a full disk: a write that crosses it is cut short."""
     path = tmp_path / "verify.jsonl"

@@ -62,6 +62,7 @@ def test_a_whole_plan(tmp_path):
     assert "vLLM prints this to standard output" in log.read_text()
 
 
+@pytest.mark.full
 def test_drafts_in_all_engines(tmp_path):
     """One does not start: it is recorded with its error, and the other goes on."""
     real = engine_environment

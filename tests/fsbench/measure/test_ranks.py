@@ -133,6 +133,7 @@ def assert_gone(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 @needs_proc
 def test_ranks_are_measured_and_must_agree(tmp_path):
     table = results(started(tmp_path, "sound", "disagrees"))

@@ -192,6 +192,7 @@ def plugin(monkeypatch, tmp_path):
     return write
 
 
+@pytest.mark.full
 def test_files_and_table(fsbench, plugin, tmp_path):
     code, out, err = fsbench(*plugin(), "--kernel", "mine", "--batch", "4,8", "--out", "tuned")
     assert code == 0, err

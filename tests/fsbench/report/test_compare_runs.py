@@ -109,10 +109,10 @@ def test_cells_that_only_one_run_has_are_named():
     b = [_row("one", 1, 10.0), _row("two", 1, 10.0), _row("one", 1, 10.0, d=64)]
     b += [_row("three", b, 10.0) for b in (1, 2)]
     cells = _pairs(a, b)
-    ((what, count),) = runs.only_in(cells, "a")
-    assert what.startswith("one, two at B = 2; D = 4,096, V = 151,936: bf16") and count == 2
-    found = [(what.partition(", V")[0], count) for what, count in runs.only_in(cells, "b")]
-    assert found == [("one at B = 1; D = 64", 1), ("three at B = 1, 2; D = 4,096", 2)]
+    ((samplers, count),) = runs.only_in(cells, "a")
+    assert samplers.startswith("one, two at B = 2; D = 4,096, V = 151,936: bf16") and count == 2
+    lacking = [(words.partition(", V")[0], count) for words, count in runs.only_in(cells, "b")]
+    assert lacking == [("one at B = 1; D = 64", 1), ("three at B = 1, 2; D = 4,096", 2)]
 
 
 def test_a_time_of_a_cell_that_failed_after_some_rounds_is_no_time():

@@ -329,6 +329,7 @@ def recorded():
     return pd.concat(whole, ignore_index=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
     """The runs of the figure agree with all recorded runs to 1.5 percentage points."""

@@ -103,7 +103,7 @@ def inputs_of_call(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("dtype", "backend"),
     [
-        pytest.param(torch.bfloat16, "inductor", marks=needs_compiler),
+        pytest.param(torch.bfloat16, "inductor", marks=[needs_compiler, pytest.mark.full]),
         pytest.param(torch.float32, "aot_eager", marks=pytest.mark.interpreter),
     ],
     ids=str,

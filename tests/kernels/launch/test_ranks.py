@@ -131,6 +131,7 @@ def test_large_vocabularies_have_no_ranks(monkeypatch):
         flash_sample(hidden, weight, seed=SEED, return_rank=True)
 
 
+@pytest.mark.full
 def test_it_compiles_as_one_operator():
     def step(hidden):
         return flash_sample(hidden * 2, weight, seed=SEED, **EVERYTHING)

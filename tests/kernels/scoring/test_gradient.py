@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from flash_sample_cases import SEED, counter, normal_logits, packed, problem
+from tiers import full
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -137,6 +138,7 @@ def test_only_tensors_that_need_a_gradient_get_one():
         assert not score(hidden, weight, counter(1, 2, 3)).logprob.requires_grad
 
 
+@pytest.mark.full
 def test_the_gradient_under_torch_compile_is_that_of_an_eager_call():
     leaves = [x.requires_grad_() for x in problem(5, 50, D)]
 
@@ -187,9 +189,9 @@ def is_tensor(x) -> bool:
     ("D", "dtype", "options"),
     [
         (1024, torch.bfloat16, {}),
-        (4096, torch.float32, {"entropy": True}),
-        (8192, torch.bfloat16, {"soft_cap": 30.0}),
-        (
+        full(4096, torch.float32, {"entropy": True}),
+        full(8192, torch.bfloat16, {"soft_cap": 30.0}),
+        full(
             4096,
             torch.bfloat16,
             {"soft_cap": 30.0, "bias": torch.float32, "mask": torch.int32, "entropy": True},

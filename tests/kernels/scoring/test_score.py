@@ -126,6 +126,7 @@ def test_the_bits_do_not_depend_on_tiles_rows_or_neighbors():
             assert torch.equal(part.rank, whole.rank[rows])
 
 
+@pytest.mark.full
 @interpreted
 def test_many_rows_take_several_launches_with_the_same_bits(monkeypatch):
     B = 300

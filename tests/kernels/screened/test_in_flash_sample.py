@@ -163,6 +163,7 @@ def chosen_call(hidden: Tensor, head, offset: Tensor) -> Tensor:
     return flash_sample(hidden, head, seed=SEED, offset=offset).tokens
 
 
+@pytest.mark.full
 @needs_compiler
 @pytest.mark.parametrize("call", [screened_call, chosen_call])
 def test_compiled_without_a_break_and_a_changed_weight_is_refused(call, screened_draws):

@@ -17,7 +17,6 @@ import pytest
 import torch
 from flash_sample_cases import counter, problem
 from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
-from tiers import full
 from torch import Tensor
 
 from fsbench.errors import FsbenchError
@@ -34,7 +33,7 @@ from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.shard.exchange import AREAS
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.interpreter, pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 B, D = 5, 32
 SIZES = {2: [300, 701], 3: [257, 400, 344]}
@@ -179,7 +178,7 @@ def results_of(ranks: int) -> list[dict[str, Any]]:
         return on_ranks(ranks, run_rank, ranks, folder)
 
 
-@pytest.mark.parametrize("ranks", [full(2), 3])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_tokens_are_those_of_one_rank_with_the_whole_head(ranks):
     expected = one_rank(ranks)
     for rank, form in product(range(ranks), ("kernel", "collectives")):

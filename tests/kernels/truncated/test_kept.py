@@ -187,6 +187,7 @@ def test_kept_is_above_the_limit_in_rows_that_keep_more(limit):
     assert torch.equal(sample.kept, counts.int())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("programs", [1, full(10_000)])
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     """Rows of three blocks; kept tokens are in some of them, in all, or nearly all are kept."""

@@ -83,6 +83,7 @@ EACH = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", first_quick(LOGITS))
 def test_rows_for_many_programs(name):
     """Filters that keep thousands of tokens, by every kind of plan; also where all are tied."""

@@ -119,6 +119,7 @@ EACH = {
 """Filters of rows; of V tokens with normal logits a min_p of 2e-4 keeps most, and 1e-3 fewer."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("logits", first_quick(LOGITS))
 def test_a_row_of_tensors_has_the_token_of_the_same_numbers(logits):
     B = len(EACH["top_k"])
@@ -135,6 +136,7 @@ def test_a_row_of_tensors_has_the_token_of_the_same_numbers(logits):
         assert single.tokens[0] == drawn.tokens[i], numbers
 
 
+@pytest.mark.full
 def test_the_last_program_goes_on_until_a_token_is_kept():
     """Rows of tensors have three tests; with two of them, one row in fifty is not finished."""
     B = 40
@@ -149,6 +151,7 @@ def test_the_last_program_goes_on_until_a_token_is_kept():
     assert torch.equal(drawn, expected) and first_kept.called
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per_row", [True, full(False)])
 def test_a_draw_below_the_threshold_of_min_p_is_not_kept(per_row):
     """Min-p keeps hundreds of tokens, in more groups than one program draws from."""
@@ -161,6 +164,7 @@ def test_a_draw_below_the_threshold_of_min_p_is_not_kept(per_row):
     assert sample.kept.median() > 500 and (first != sample.tokens).sum() > B // 4
 
 
+@pytest.mark.full
 def test_rows_of_tensors_without_top_k_are_not_searched():
     """Except for a small p, and if a field that depends on the cutoff is requested."""
     B = 3
