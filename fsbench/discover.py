@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
 import pkgutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
@@ -35,18 +30,6 @@ ENTRY_POINTS = "fsbench.providers"
 EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
 """Decode step for which samplers are asked what they support and keep (Qwen3-8B's LM head)."""
 
-PATIENCE_S = 60.0
-"""Seconds that a plug-in may take to be imported and to answer."""
-
-_SETTLE_S = 1.0  # for processes that a plug-in starts at import and that end by themselves
-_NOT_CHOSEN = "it was not chosen for this run"
-_PROBE = """
-import json, sys
-report, paths, *plug_in = sys.argv[1:]
-sys.path[:] = json.loads(paths)
-from fsbench.discover import probe
-probe(int(report), *plug_in)
-"""
 _PACKAGES = ("fsbench.kernels", "fsbench.baselines")
 
 
@@ -108,25 +91,19 @@ class Found:
         return ("unsupported", one_line(reason)) if reason else None
 
 
-def discover(
-    extra_paths: Iterable[Path] = (), known_reasons: Mapping[str, str] | None = None
-) -> dict[str, Found]:
+def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
     """Return all samplers by name, sorted. A plug-in that cannot be used is listed as broken.
-
-    Args:
-        known_reasons: `reasons` of another process: plug-ins are not probed again, and those that
-            it lacks are not imported.
 
     Raises:
         InvalidArgument: an extra path is not a Python file, or its sampler has another's name.
     """
     entries = {entry.name: entry for entry in _shipped()}
-    for entry in _from_entry_points(known_reasons):
+    for entry in _from_entry_points():
         if entry.name in entries:  # installed somehow: the other commands must stay usable
             twice = f"defined twice, in {entries[entry.name].source} and {entry.source}"
             entry = Found(f"{entry.name} ({entry.source})", entry.source, broken=twice)
         entries[entry.name] = entry
-    for entry in chain.from_iterable(_from_file(path, known_reasons) for path in extra_paths):
+    for entry in chain.from_iterable(map(_from_file, extra_paths)):
         if entry.name in entries:
             raise InvalidArgument(
                 f"provider {entry.name!r}: defined twice, in {entries[entry.name].source} "
@@ -163,14 +140,6 @@ def available(entry: Found, device: str) -> Provider:
     return entry.provider
 
 
-def reasons(entries: Iterable[Found]) -> dict[str, str]:
-    """Return source -> why it cannot be used, "" if it can, for `discover` in another process."""
-    known_reasons: dict[str, str] = {}
-    for entry in entries:
-        known_reasons[entry.source] = known_reasons.get(entry.source) or entry.broken
-    return known_reasons
-
-
 def _shipped() -> Iterable[Found]:
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
@@ -189,120 +158,34 @@ def _shipped() -> Iterable[Found]:
             yield _checked(info.name, module_name, getattr(module, "PROVIDER", None))
 
 
-def _from_entry_points(known_reasons: Mapping[str, str] | None) -> Iterable[Found]:
+def _from_entry_points() -> Iterable[Found]:
     for entry in entry_points(group=ENTRY_POINTS):
-        source = f"entry point {entry.value}"
-        yield from _plug_in(entry.name, source, ["entry", entry.value], known_reasons)
+        yield from load(one_line(entry.name), f"entry point {entry.value}", entry)
 
 
-def _from_file(path: Path, known_reasons: Mapping[str, str] | None) -> list[Found]:
+def _from_file(path: Path) -> list[Found]:
     if path.suffix != ".py" or not path.is_file():
         raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
-    return _plug_in(path.stem, str(path), ["file", str(path)], known_reasons)
+    return load(one_line(path.stem), str(path), path)
 
 
-def _plug_in(
-    name: str, source: str, target: list[str], known_reasons: Mapping[str, str] | None
-) -> list[Found]:
-    """Return the samplers of a plug-in: probed in a subprocess, then loaded."""
-    name = one_line(name)
-    if known_reasons is None:
-        broken = _reason_against((name, source, *target), json.dumps(sys.path))
-    else:
-        broken = known_reasons.get(source, _NOT_CHOSEN)
-    return [Found(name, source, broken=broken)] if broken else load(name, source, *target)
-
-
-@cache
-def _reason_against(plug_in: tuple[str, ...], paths: str) -> str:
-    """Return why a plug-in cannot be used, "" if it can. plug_in: arguments of `load`."""
-    read_end, write_end = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROBE, str(write_end), paths, *plug_in],
-        pass_fds=[write_end],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(write_end)
-    os.set_blocking(read_end, False)  # what it started may keep the other end open
-    answer = b""
-    try:
-        code = process.wait(PATIENCE_S)
-        with suppress(BlockingIOError):
-            answer = os.read(read_end, 10_000)
-    except subprocess.TimeoutExpired:
-        return f"it hangs: not imported within {PATIENCE_S:g} s"
-    finally:
-        os.close(read_end)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if code == 0 and answer:
-        return str(json.loads(answer))
-    return f"it ends the process, by {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-
-
-def load(name: str, source: str, kind: str, target: str) -> list[Found]:
+def load(name: str, source: str, plug_in: EntryPoint | Path) -> list[Found]:
     """Import a plug-in; return an entry with `broken` set if it raises or has no such sampler.
 
-    kind: "entry" (target: MODULE:NAME) or "file" (target: its path). A file with PROVIDERS yields
-        one entry for each. A process that it forks at import ends here.
+    A file with PROVIDERS yields one entry for each.
     """
-    process = os.getpid()
     try:
-        with _alone(process), kept_stdout():
-            if kind == "entry":
-                entries = [_checked(name, source, EntryPoint(name, target, ENTRY_POINTS).load())]
+        with kept_stdout():
+            if isinstance(plug_in, EntryPoint):
+                entries = [_checked(name, source, plug_in.load())]
             else:
-                entries = _several(name, source, _imported(Path(target)))
-            kept = [entry.provider.kept_bytes(EXAMPLE) for entry in entries if entry.provider]
+                entries = _several(name, source, _imported(plug_in))
+            for entry in entries:
+                if entry.provider and not (kept := entry.provider.kept_bytes(EXAMPLE)) >= 0:
+                    raise InvalidArgument(f"kept_bytes: expected bytes; got {kept}")
     except (Exception, SystemExit) as error:
         return [Found(name, source, broken=describe(error))]
-    for bytes_ in kept:
-        if not (isinstance(bytes_, int) and bytes_ >= 0):
-            broken = one_line(f"kept_bytes: expected bytes; got {bytes_!r}")
-            return [Found(name, source, broken=broken)]
     return entries
-
-
-def probe(report: int, *plug_in: str) -> None:
-    """Load a plug-in, call what commands call, and write the reason against it as JSON."""
-    try:
-        broken = ""
-        for entry in load(*plug_in):
-            if entry.provider is not None:
-                entry.unavailable_reason("cpu")
-                with suppress(Exception, SystemExit):  # reported as a cell's status, when it is met
-                    entry.provider.supports(EXAMPLE)
-            broken = broken or entry.broken
-        broken = broken or _left_running()
-    except BaseException as error:
-        broken = describe(error)
-    os.write(report, json.dumps(broken).encode())
-
-
-def _left_running() -> str:
-    """Return a reason against a plug-in whose process still runs after the import, or ""."""
-    end = time.monotonic() + _SETTLE_S
-    try:
-        while time.monotonic() < end:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
-    except ChildProcessError:
-        return ""
-    return "it leaves a process running at import"
-
-
-@contextmanager
-def _alone(process: int) -> Iterator[None]:
-    """End every forked copy of this process that leaves the block."""
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
-            os._exit(0)
 
 
 def _module_name(path: Path) -> str:

@@ -114,7 +114,7 @@ def cases(name: str) -> str:
     if not name:
         return ""
     path = f"tools/cases/{name}.py"
-    entries = load(name, path, "file", str(ROOT / path))
+    entries = load(name, path, ROOT / path)
     return " ".join([f"--provider-path {path}", *(f"--provider {each.name}" for each in entries)])
 
 

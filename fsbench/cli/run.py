@@ -123,7 +123,6 @@ def _job(
     output: Output,
 ) -> tuple[Job, str]:
     """Return the Job that the options describe on a device, and the name of its preset."""
-    from fsbench.discover import reasons
     from fsbench.measure.plan import Job
     from fsbench.measure.presets import preset as named_preset
     from fsbench.timers import timer_name
@@ -146,7 +145,6 @@ def _job(
         plan,
         names=[entry.name for entry in plan.providers],
         provider_paths=[str(path) for path in samplers.provider_path or []],
-        reasons=reasons(plan.providers),
         device=device,
         indices=machine.indices(device, resume=output.resume is not None),
         timer=timer_name(machine.timer, device, several),

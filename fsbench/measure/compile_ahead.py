@@ -125,7 +125,7 @@ def main(job: Job, cells: Sequence[Cell], pipe: Connection) -> None:
     autotune_cache = importlib.import_module("torch._inductor.runtime.autotune_cache")
     if job.device == "cuda":
         torch.cuda.set_device(job.indices[0])
-    samplers = discover(map(Path, job.provider_paths), job.reasons)
+    samplers = discover(map(Path, job.provider_paths))
     # Autotuning results of processes that run at the same time must not reach the measuring one.
     autotune_cache.AutotuneCache.create = staticmethod(lambda *_, **__: None)
     weights: dict[tuple[object, ...], torch.Tensor] = {}

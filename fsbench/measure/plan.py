@@ -130,8 +130,7 @@ class Plan:
 class Job:
     """Instructions for every process of a run; plain data that can be pickled.
 
-    plan: its providers are not pickled; a process discovers them by `names`, `provider_paths` and
-        `reasons` (fsbench.discover).
+    plan: its providers are not pickled; a process discovers them by `names` and `provider_paths`.
     indices: GPU indices, one per rank.
     timer: name of the timer.
     seconds: how long all processes may be silent.
@@ -144,7 +143,6 @@ class Job:
     plan: Plan
     names: list[str]
     provider_paths: list[str]
-    reasons: dict[str, str]
     device: str
     indices: list[int]
     timer: str

@@ -102,7 +102,6 @@ class _Attempt:
     def run(self) -> _Failure | None:
         """Run the processes; return None if all succeeded."""
         pipes: list[Connection] = []
-        # Below the server's folder, which is removed even if this process is killed.
         meeting = tempfile.mkdtemp(dir=get_temp_dir()) if self.job.together else ""
         try:
             for rank in range(self.job.ranks):

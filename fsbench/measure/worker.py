@@ -54,7 +54,7 @@ def ready_runner(job: Job, rank: int, meet: str, recorder: Recorder) -> Runner:
         recorder.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
     align = recorder.team.align if recorder.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
-    samplers = discover(map(Path, job.provider_paths), job.reasons)
+    samplers = discover(map(Path, job.provider_paths))
     plan = replace(job.plan, providers=select(samplers, job.names))
     read_clock = None
     if job.device == "cuda":

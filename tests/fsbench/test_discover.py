@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -71,14 +73,66 @@ def test_a_file_adds_its_sampler_or_several(plugin):
         discover([plugin(f"{text}PROVIDERS = (one, one)\n", "twice")])
 
 
-def test_a_broken_file_is_unavailable_and_leaves_no_module_behind(plugin):
-    entry = discover([plugin("raise RuntimeError('no')", "broken")])["broken"]
-    assert entry.provider is None and entry.broken == "RuntimeError: no"
+BROKEN = {
+    "raise RuntimeError('two\\nlines')": "RuntimeError: two lines",
+    "import sys; sys.exit(0)": "SystemExit: 0",
+    "raise ValueError('\\x1b[31m \\udc80 \\0')": "ValueError: ?[31m \\udc80 ?",
+    "raise type('A\\nB', (Exception,), {})('x' * 10**6)": "A B: xxx",
+    "import no_such_package": "ModuleNotFoundError: No module named 'no_such_package'",
+    "1 +": "SyntaxError: ",
+    "PROVIDER = 'mine'": "defines no PROVIDER of type fsbench.provider.Provider",
+    "import sys; sys.modules[__name__] = None": "defines no PROVIDER",
+    plug_in("other"): "PROVIDER is named 'other', not 'mine'",
+    plug_in().replace("build=build,", "build=build, kept_bytes=lambda problem: -1,"): (
+        "InvalidArgument: kept_bytes: expected bytes; got -1"
+    ),
+    "PROVIDERS = ()": "PROVIDERS: expected a tuple of fsbench.provider.Provider",
+    f"{plug_in()}PROVIDERS = (PROVIDER, 1)": "PROVIDERS: expected a tuple",
+    f"{plug_in()}PROVIDERS = (PROVIDER,)": "defines both PROVIDER and PROVIDERS",
+}
+"""Source of a plug-in -> start of the reason against it."""
+
+
+@pytest.mark.parametrize(("text", "reason"), BROKEN.items(), ids=range(len(BROKEN)))
+def test_a_broken_file_is_unavailable_until_it_is_mended(plugin, text, reason):
+    entry = discover([plugin(text)])["mine"]
+    assert entry.provider is None and entry.broken.startswith(reason), entry.broken
+    assert entry.broken.isprintable() and len(entry.broken) < 400
     assert entry.unavailable_reason("cpu") == entry.unavailable_reason("cuda") == entry.broken
     assert entry.refusal(Problem(1, 2, 3)) == ("unavailable", entry.broken)
-    with pytest.raises(ProviderUnavailable, match="broken: "):
+    with pytest.raises(ProviderUnavailable, match="mine: "):
         available(entry, "cpu")
-    assert not [name for name in sys.modules if name.endswith("_broken")]
+    assert discover([plugin()])["mine"].provider is not None
+
+
+def test_a_plug_in_prints_to_stderr(plugin, capfd):
+    lines = "import os; print('words'); os.write(1, b'words'); os.chdir('/'); sys.stdout = None\n"
+    before = os.getcwd(), sys.stdout
+    assert discover([plugin(plug_in() + lines)])["mine"].provider is not None
+    assert (os.getcwd(), sys.stdout) == before
+    assert "words" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "exact"),
+        ("presets", ("papre",)),
+        ("devices", "cuda"),
+        ("devices", ("tpu",)),
+        ("dtypes", ("fp8",)),
+        ("filters", ("top_q",)),
+        ("filter_order", ("top_k", "temp")),
+        ("quantized", ("int4",)),
+        ("ties", "last"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_with_its_field(field, value):
+    changed = {field: value}
+    if field not in ("kind", "presets"):
+        changed = {"capabilities": Capabilities(**changed)}
+    with pytest.raises(InvalidArgument, match=f"^mine: {field}: expected .*; got "):
+        replace(_provider(), **changed)
 
 
 @pytest.mark.parametrize("name", ["missing.py", "text.txt", "folder.py"])
@@ -104,11 +158,18 @@ def test_two_samplers_of_one_name_are_refused_with_both_places(plugin, entry_poi
 
 
 def test_entry_points(entry_points):
-    entry_points(mine=plug_in("mine"), bad="raise ImportError('no lib')", renamed=plug_in("other"))
+    shipped = next(iter(discover()))
+    entry_points(
+        **{"mine": plug_in("mine"), shipped: plug_in(shipped)},
+        bad="raise ImportError('no lib')",
+        renamed=plug_in("other"),
+    )
     result = discover()
     assert result["mine"].provider.name == "mine"
     assert result["bad"].broken == "ImportError: no lib"
     assert result["renamed"].broken == "PROVIDER is named 'other', not 'renamed'"
+    twice = result[f"{shipped} (entry point package_{shipped}:PROVIDER)"].broken
+    assert twice.startswith(f"defined twice, in {result[shipped].source} and entry point")
 
 
 def test_our_own_module_without_a_package_is_broken_but_a_bug_of_ours_is_raised(monkeypatch):

@@ -200,7 +200,7 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
         name, *arguments = whole.partition("fsbench ")[2].split()
         options = commands[name].make_context(name, arguments).params
         files = options.get("provider_path") or []
-        added = {entry.name for path in files for entry in load(path.stem, "", "file", str(path))}
+        added = {entry.name for path in files for entry in load(path.stem, "", path)}
         assert set(options.get("provider") or []) <= names | added, job
         assert not files or len(added & set(options["provider"])) == len(added), job
         assert (options.get("preset") or "paper") in PRESETS, job

@@ -104,12 +104,6 @@ def test_being_asked_what_it_supports_may_end_the_process(measured):
     assert set(table.drop(("mine", 3)).status) == {"ok"}
 
 
-def test_one_that_ends_the_process_whatever_it_is_asked_cannot_be_used(measured):
-    _, table, _ = measured(supports="os._exit(0)")
-    assert set(table.loc["mine"].status) == {"unavailable"}
-    assert set(table.drop("mine", level=0).status) == {"ok"}
-
-
 def test_a_config_that_is_no_text_is_a_reason(measured):
     code, table, _ = measured(config="5")
     assert code == 3

@@ -76,6 +76,6 @@ def test_a_failure_is_not_forgotten_while_another_rank_goes_on(monkeypatch):
     context = SimpleNamespace(Pipe=Pipe, Process=Rank)
     monkeypatch.setattr(supervisor.server, "start", lambda: context)
     report = SimpleNamespace(report=lambda *progress: None, finished=lambda *cell: None)
-    job = Job(Plan(), [], [], {}, "cpu", [0, 1], "cpu", "cold", seconds=20.0, together=True)
+    job = Job(Plan(), [], [], "cpu", [0, 1], "cpu", "cold", seconds=20.0, together=True)
     supervisor.measure(job, lambda: played, report)
     assert played.statuses == [("the cell", "check_failed", "rank 1: wrong tokens")]
