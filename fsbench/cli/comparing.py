@@ -55,8 +55,8 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
     for run, other in ("ab", "ba"):
         for line in lost_in_words(cells, other):
             print(line)
-        for why, count in runs.only_in(cells, run):
-            print(f"only in {run.upper()}, {count} cells: {why}")
+        for samplers, count in runs.only_in(cells, run):
+            print(f"only in {run.upper()}, {count} cells: {samplers}")
     counts = ", ".join(f"{verdicts.count(one)} {one}" for one in runs.Verdict)
     print(
         f"{len(measured)} cells in both: {counts}. SAME: the interval of B / A lies within "
@@ -104,8 +104,7 @@ def print_speedups(
     """Print the result of `against_paper.compare`."""
     baselines = published.source()["baselines"]
     for configuration, cells in compared:
-        print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
-        print(f"  {configuration.conditions}\n")
+        _print_configuration(f"Table {cells['table'].iloc[0]}, {gpu.upper()}", configuration)
         columns = [
             *(("vs", "{method:<}"), ("B", "{b}")),
             *((f"ours [{LEVEL:.0%}]", "{ours:.2f} [{lo:.2f}, {hi:.2f}]"), ("paper", "{paper:.2f}")),
@@ -118,11 +117,14 @@ def print_speedups(
             print(f"not in these results: {', '.join(missing)}")
 
 
+def _print_configuration(table: str, configuration: Configuration) -> None:
+    print(f"\n{table}; ours: {configuration.title}\n  {configuration.conditions}\n")
+
+
 def print_shares(shares_by_configuration: list[tuple[Configuration, pd.DataFrame]]) -> None:
     """Print the results of `against_paper.shares`."""
     for configuration, shares in shares_by_configuration:
-        print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
-        print(f"  {configuration.conditions}\n")
+        _print_configuration(f"Table 1, {published.source()['table']['1']}", configuration)
         columns = [
             *(("sampler", "{method:<}"), ("B", "{b}"), ("ours, %", "{ours:.1f}")),
             *(("paper, %", "{paper:.1f}"), ("split by", "{split_by:<}")),
@@ -134,8 +136,7 @@ def print_shares(shares_by_configuration: list[tuple[Configuration, pd.DataFrame
 def print_stores(overheads: list[tuple[Configuration, pd.DataFrame]]) -> None:
     """Print the results of `logits_store.overhead`."""
     for configuration, table in overheads:
-        print(f"\nTable 9, {published.source()['table']['9']}; ours: {configuration.title}")
-        print(f"  {configuration.conditions}\n")
+        _print_configuration(f"Table 9, {published.source()['table']['9']}", configuration)
         columns = [
             *(("B", "{b}"), ("2B/D, %", "{predicted_pct:.2f}")),
             (f"ours, % [{LEVEL:.0%}]", "{measured_pct:.2f} [{lo_pct:.2f}, {hi_pct:.2f}]"),
@@ -148,22 +149,18 @@ def print_summary(tables: list[pd.DataFrame], margin: float) -> None:
     """Print a summary of all cells of `against_paper.compare`, and the spread of the baselines."""
     import pandas as pd
 
-    print()
-    _print_summary(pd.concat(tables), margin)
-    spread = max(against_paper.spread(cells) for cells in tables)
+    cells = pd.concat(tables)
+    verdicts = [against_paper.agreement(ratio, margin) for ratio in cells["ratio"]]
+    agree, better, worse = (verdicts.count(one) for one in against_paper.Agreement)
+    print(
+        f"\n{len(cells)} cells: {agree} agree within {100 * margin:g} %, {better} better, {worse} "
+        f"worse. Ours / paper: median {cells['ratio'].median():.3f}, "
+        f"from {cells['ratio'].min():.3f} to {cells['ratio'].max():.3f}."
+    )
+    spread = max(map(against_paper.spread, tables))
     if spread == 0:  # one baseline: its part cannot be separated from the fused kernel's
         return
     print(
         f"The baselines of one table and B differ by up to {100 * spread:.1f} % in ours / paper: "
         "what goes beyond is due to the fused kernel, or to the matmul that the baselines share."
-    )
-
-
-def _print_summary(cells: pd.DataFrame, margin: float) -> None:
-    verdicts = [against_paper.agreement(ratio, margin) for ratio in cells["ratio"]]
-    agree, better, worse = (verdicts.count(one) for one in against_paper.Agreement)
-    print(
-        f"{len(cells)} cells: {agree} agree within {100 * margin:g} %, {better} better, {worse} "
-        f"worse. Ours / paper: median {cells['ratio'].median():.3f}, "
-        f"from {cells['ratio'].min():.3f} to {cells['ratio'].max():.3f}."
     )

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,25 +64,22 @@ def check_python() -> DoctorCheck:
 def check_torch() -> DoctorCheck:
     """Check that torch can be imported, and that it sees the GPU of this machine."""
     torch = _torch()
+    missing = partial(DoctorCheck, "torch", "missing")
     if torch is None:
-        return DoctorCheck("torch", "missing", "cannot be imported", "pip install 'torch>=2.11'")
+        return missing("cannot be imported", "pip install 'torch>=2.11'")
     built = f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     if _sees_cuda() or not hardware.gpus():
         return DoctorCheck("torch", "ok", built)
     if torch.version.cuda is None:
-        fix = (
-            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-        )
-        return DoctorCheck("torch", "missing", f"{built}: the GPU is not used", fix)
+        index = "https://download.pytorch.org/whl/cu130"
+        fix = f"pip install --force-reinstall torch --index-url {index}"
+        return missing(f"{built}: the GPU is not used", fix)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         detail = f"{built}: sees no GPU, CUDA_VISIBLE_DEVICES={hidden!r}"
-        return DoctorCheck("torch", "missing", detail, "unset CUDA_VISIBLE_DEVICES")
-    driver = hardware.gpus()[0].driver
-    detail = f"{built}: sees no GPU with driver {driver}"
-    return DoctorCheck(
-        "torch", "missing", detail, "update the NVIDIA driver (CUDA 13 needs 580 or newer)"
-    )
+        return missing(detail, "unset CUDA_VISIBLE_DEVICES")
+    detail = f"{built}: sees no GPU with driver {hardware.gpus()[0].driver}"
+    return missing(detail, "update the NVIDIA driver (CUDA 13 needs 580 or newer)")
 
 
 def check_nvml() -> DoctorCheck:
@@ -91,9 +89,8 @@ def check_nvml() -> DoctorCheck:
         return DoctorCheck("nvml", "ok", f"nvidia-ml-py {package_version('nvidia-ml-py')}")
     if package_version("nvidia-ml-py") is None:
         return DoctorCheck("nvml", "missing", problem, "pip install nvidia-ml-py")
-    return DoctorCheck(
-        "nvml", "warning", problem, "install the NVIDIA driver, until nvidia-smi works"
-    )
+    fix = "install the NVIDIA driver, until nvidia-smi works"
+    return DoctorCheck("nvml", "warning", problem, fix)
 
 
 def check_gpu() -> DoctorCheck:
@@ -115,9 +112,8 @@ def check_compute_capability() -> DoctorCheck:
     names = ", ".join(f"{major}.{minor}" for major, minor in capabilities)
     if min(capabilities) < (8, 0):
         detail = f"{names}: the kernels need 8.0 (A100) or newer"
-        return DoctorCheck(
-            "capability", "missing", detail, "choose another GPU with fsbench run --gpu"
-        )
+        fix = "choose another GPU with fsbench run --gpu"
+        return DoctorCheck("capability", "missing", detail, fix)
     return DoctorCheck("capability", "ok", names)
 
 
@@ -129,9 +125,8 @@ def check_gpu_memory() -> DoctorCheck:
     free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
     detail = ", ".join(f"{index}: {size / 1e9:.1f} GB free" for index, size in enumerate(free))
     if min(free) < _ENOUGH_BYTES:
-        return DoctorCheck(
-            "gpu memory", "warning", detail, "nvidia-smi  # shows which process holds it"
-        )
+        fix = "nvidia-smi  # shows which process holds it"
+        return DoctorCheck("gpu memory", "warning", detail, fix)
     return DoctorCheck("gpu memory", "ok", detail)
 
 
@@ -152,21 +147,15 @@ def check_nvcc() -> DoctorCheck:
         return DoctorCheck("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")
     # The places in which FlashInfer looks, in this order.
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    on_path = shutil.which("nvcc")
-    nvcc = Path(home or "/usr/local/cuda", "bin", "nvcc")
-    if not home and on_path:
-        nvcc = Path(on_path)
+    on_path = None if home else shutil.which("nvcc")
+    nvcc = Path(on_path or Path(home or "/usr/local/cuda", "bin", "nvcc"))
     if nvcc.exists():
         return DoctorCheck("nvcc", "ok", str(nvcc))
     if not hardware.gpus():
         return DoctorCheck("nvcc", "warning", f"no {nvcc}; {_WITHOUT_GPU}")
-    return DoctorCheck(
-        "nvcc",
-        "missing",
-        f"no {nvcc}: FlashInfer cannot compile its kernels",
-        "pip install flashinfer-jit-cache --index-url https://flashinfer.ai/whl/cu130"
-        "  # or install the CUDA toolkit and set CUDA_HOME",
-    )
+    install = "pip install flashinfer-jit-cache --index-url https://flashinfer.ai/whl/cu130"
+    fix = f"{install}  # or install the CUDA toolkit and set CUDA_HOME"
+    return DoctorCheck("nvcc", "missing", f"no {nvcc}: FlashInfer cannot compile its kernels", fix)
 
 
 def check_cupti() -> DoctorCheck:
@@ -204,9 +193,8 @@ def check_output() -> DoctorCheck:
             pass
     except OSError as error:
         detail = f"cannot write in {folder}: {error.strerror}"
-        return DoctorCheck(
-            "output", "warning", detail, "fsbench run --out DIR  # a folder you may write"
-        )
+        fix = "fsbench run --out DIR  # a folder you may write"
+        return DoctorCheck("output", "warning", detail, fix)
     return DoctorCheck("output", "ok", f"{folder} is writable")
 
 

@@ -18,7 +18,7 @@ def export(
     its columns mean. flashinfer-bench/ is a data set in its trace format: the plain problems of
     the results, and the samplers whose tokens are given by the noise contract.
     """
-    from fsbench.cli.result_frames import read_results, run_folders
+    from fsbench.cli.result_frames import read_results
     from fsbench.discover import discover
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.sheet import as_csv
@@ -27,7 +27,7 @@ def export(
     from fsbench.report.tables import normalized
 
     frame = read_results(results)
-    environments = {str(folder): read_environment(folder) for folder in run_folders(results)}
+    environments = {folder: read_environment(Path(folder)) for folder in frame.folder.unique()}
     table = tidy(frame, environments)
     samplers = [entry.provider for entry in discover().values() if entry.provider]
     files = {

@@ -284,8 +284,8 @@ def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = N
         rows.append({"name": name, "root": best.root, "h": best.H, "hits": hits, "us": us})
     if c_us is None and scans.row_us.notna().all():
         fastest = scans.loc[scans.row_us.idxmin()]
-        found = {"h": int(fastest.h), "hits": fastest.hits, "us": fastest.row_us}
-        rows.append({"name": "measured", "root": None, **found})
+        measured = {"h": int(fastest.h), "hits": fastest.hits, "us": fastest.row_us}
+        rows.append({"name": "measured", "root": None, **measured})
     columns = [
         *(("", "{name:<}"), ("H*, eq. 12", "{root:,.0f}"), ("H*, least", "{h:,}")),
         *(("covered", "{hits:.3f}"), ("us", "{us:.2f}"), ("rows/s", "{rate:,.0f}")),

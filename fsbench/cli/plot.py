@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsbench.cli.options import FOLDER, WORDS, Formats, Results, option
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.errors import InvalidArgument, ResultsError, unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,13 +51,13 @@ def plot(
     from fsbench.report.figures import end_to_end
     from fsbench.report.figures.catalog import FIGURES, plain, planned
     from fsbench.report.figures.parallel import drawn
-    from fsbench.report.figures.parts import check_formats, each_once, save
+    from fsbench.report.figures.parts import METADATA, save
     from fsbench.report.figures.style import styles
     from fsbench.report.tables import configurations
 
     names = (*FIGURES, "tpot")
-    chosen = each_once("--figure", map(str.strip, (figures or ",".join(names)).split(",")), names)
-    suffixes = check_formats(name.strip() for name in formats.split(","))
+    chosen = _chosen("--figure", figures or ",".join(names), names)
+    suffixes = _chosen("--format", formats, METADATA)
     folder = results[0] / "plots" if out is None else out
 
     plans: list[tuple[str, str, Callable[[], Figure | None]]] = []
@@ -106,6 +106,15 @@ def plot(
             f"--figure: expected one that these results have; got {', '.join(chosen)}"
         )
     print(f"{files} figures in {folder}")
+
+
+def _chosen(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """Return the names of a comma list without repetitions; each must be allowed."""
+    names = list(dict.fromkeys(map(str.strip, text.split(","))))
+    for name in names:
+        if name not in allowed:
+            raise unknown_name(option, name, allowed)
+    return names
 
 
 def _require_untracked(folder: Path, paths: Sequence[Path]) -> None:

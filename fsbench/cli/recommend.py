@@ -298,8 +298,7 @@ def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str,
     if isinstance(batches, range):
         batches = sorted({batches[0], batches[-1], *(B for B in batches if B & (B - 1) == 0)})
     chip = iomodel.gpu(gpu)
-    work = {B: iomodel.traffic(replace(problem, B=B)) for B in batches}
-    floors = {B: chip.datasheet.floor_us(each) for B, each in work.items()}
+    floors = {B: iomodel.floor_us(replace(problem, B=B), chip.slug) for B in batches}
     return {"gpu": chip.slug, "floors_us": floors, "measure": measure}
 
 
@@ -354,8 +353,8 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     missing: dict[str, list[str]] = {}
     for each in facts["advice"]:
         us, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
-        found = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
-        rows.append({**each, **found, "instead_of": us and each["instead_of"] + mark})
+        derived = {"saves": us and 1 - each["us"] / us, "run": runs.get(each["folder"])}
+        rows.append({**each, **derived, "instead_of": us and each["instead_of"] + mark})
         for name in each["ties"]:
             ties.setdefault(name, []).append(each["b"])
         if each["extra_bytes"] is not None:

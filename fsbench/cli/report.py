@@ -17,7 +17,7 @@ def report(
     A page has figures, sortable tables, and a history of cells that several commits measured.
     Records of verify get a page, and records of planted bugs another.
     """
-    from fsbench.cli.result_frames import by_time, measured_results, run_folders
+    from fsbench.cli.result_frames import by_time, measured_results
     from fsbench.errors import ResultsError
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment
@@ -28,7 +28,7 @@ def report(
     judged, _ = audited(read_verdicts(path for path in results if path.is_dir()))
     made = list(audit_pages(judged))
     try:
-        folders = by_time(run_folders(results))
+        folders = by_time(results)
     except ResultsError:
         if not judged:
             raise

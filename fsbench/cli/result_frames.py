@@ -37,7 +37,7 @@ def _rows(folder: Path) -> pd.DataFrame:
     with refusals("read", folder):
         derived = (folder / POINTS).exists()
     if not derived:
-        return summary.read_csv([folder])
+        return summary.read_csv(folder)
     return summary.frame(read_records(folder)).assign(folder=str(folder))
 
 

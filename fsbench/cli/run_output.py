@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.markup import escape
+
+from fsbench.cli.progress import duration
+from fsbench.cli.tables import console, plain_table, print_table, split
+from fsbench.machine import hardware
+from fsbench.provider import Kind
+from fsbench.records.breakdown import Part, kernel_rows
+from fsbench.report.measurement_warnings import measurement_warnings
+from fsbench.report.tables import Configuration, configurations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
-
-    import pandas as pd
     from rich.table import Table
 
     from fsbench.measure.plan import Plan
     from fsbench.problem import Problem
     from fsbench.records.cell import CellRecord
-    from fsbench.report.tables import Configuration
 
 
 def print_plan(plan: Plan) -> None:
@@ -25,7 +33,6 @@ def print_plan(plan: Plan) -> None:
         f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
         f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
     )
-    from fsbench.machine import hardware
 
     can_run = plan.problems[0].device == "cpu" or bool(hardware.gpus())
     if not can_run:
@@ -56,8 +63,6 @@ def _filled(text: str) -> str:
 
 def print_times(times: Sequence[Mapping[str, Any]]) -> None:
     """Print how long each phase took, summed over the measuring processes."""
-    from fsbench.cli.progress import duration
-
     totals: dict[str, dict[str, float]] = {}
     for process in times:
         for group, phases in process.items():
@@ -77,43 +82,30 @@ def print_times(times: Sequence[Mapping[str, Any]]) -> None:
 
 def print_summary(table: pd.DataFrame) -> None:
     """Print the times of every configuration, what was not measured and why, and warnings."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from fsbench.report.measurement_warnings import measurement_warnings
-    from fsbench.report.tables import configurations
-
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(markup=True)
     for configuration in configurations(table):
-        console.print(f"\n[bold]Median time, us[/]: {escape(configuration.title)}")
-        console.print(f"{configuration.conditions}\n", markup=False)
-        console.print(_times(configuration))
+        screen.print(f"\n[bold]Median time, us[/]: {escape(configuration.title)}")
+        screen.print(f"{configuration.conditions}\n", markup=False)
+        screen.print(_times(configuration))
     for (provider, status, reason), group in table[table["status"] != "ok"].groupby(
         ["provider", "status", "reason"]
     ):
         total = int((table["provider"] == provider).sum())
         cells = f"all {total} cells" if len(group) == total else f"{len(group)} of {total} cells"
-        console.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
+        screen.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
     for (provider, lacks), group in table[table["lacks"].fillna("") != ""].groupby(
         ["provider", "lacks"]
     ):
-        console.print(f"{provider}: not measured ({len(group)} cells): {lacks}", markup=False)
+        screen.print(f"{provider}: not measured ({len(group)} cells): {lacks}", markup=False)
     for warning in measurement_warnings(table):
-        console.print(f"warning: {warning}", markup=False)
+        screen.print(f"warning: {warning}", markup=False)
 
 
 def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
     """Print the kernel time of matmul, sampling and other by sampler and B; unclassed kernels."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from fsbench.cli.tables import print_table, split
-    from fsbench.records.breakdown import Part, kernel_rows
-    from fsbench.report.tables import configurations
-
-    console = Console(highlight=False, soft_wrap=True, width=200)
+    screen = console(markup=True, width=200)
     for configuration in configurations(table):
-        console.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
+        screen.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
         measured = configuration.measured
         shown = measured[measured["matmul_us"].notna()]
         whole = shown["matmul_us"] + shown["sampling_us"] + shown["other_us"]
@@ -127,12 +119,12 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
         print_table(columns, shown.to_dict("records"))
         unsplit = measured[measured["matmul_us"].isna()]["label"].unique()
         if len(unsplit):
-            console.print(f"not split: {', '.join(unsplit)}", markup=False)
+            screen.print(f"not split: {', '.join(unsplit)}", markup=False)
     kernels = kernel_rows(records)
     for (provider, kernel), rows in kernels[kernels["part"] == Part.UNKNOWN].groupby(
         ["provider", "kernel"]
     ):
-        console.print(
+        screen.print(
             f"not classed: {kernel} of {provider}, up to {rows['share'].max():.1%} of its time",
             markup=False,
         )
@@ -155,16 +147,11 @@ def print_sustained(table: pd.DataFrame) -> None:
 
 def _print_by_batch(table: pd.DataFrame, title: str, note: str = "") -> None:
     """Print the column `value` of every configuration of a table."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from fsbench.report.tables import configurations
-
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(markup=True)
     for configuration in configurations(table):
-        console.print(f"\n[bold]{title}[/]: {escape(configuration.title)}")
-        console.print(f"{note}\n" if note else "", markup=False)
-        console.print(_by_batch(configuration, configuration.measured["value"]))
+        screen.print(f"\n[bold]{title}[/]: {escape(configuration.title)}")
+        screen.print(f"{note}\n" if note else "", markup=False)
+        screen.print(_by_batch(configuration, configuration.measured["value"]))
 
 
 def _times(configuration: Configuration) -> Table:
@@ -184,10 +171,6 @@ def _by_batch(
 
     more: further columns by heading, each by sampler.
     """
-    from rich.markup import escape
-
-    from fsbench.cli.tables import plain_table
-    from fsbench.provider import Kind
 
     shown = plain_table(padding=(0, 1, 0, 0))
     measured = configuration.measured.assign(value=values)
@@ -221,8 +204,6 @@ def _by_speed(measured: pd.DataFrame) -> list[str]:
 
 def print_conclusions(table: pd.DataFrame) -> None:
     """Print one sentence per configuration: the fastest sampler, and by how much it is faster."""
-    from fsbench.report.tables import configurations
-
     shown = configurations(table)
     for configuration in shown:
         if sentence := conclusion(configuration):
@@ -236,8 +217,6 @@ def conclusion(configuration: Configuration) -> str:
     The alternative of a fused sampler is the fastest that stores logits, if one was measured, and
     vice versa. Ratios are geometric means over the batch sizes that both have. "" without any.
     """
-    from fsbench.provider import Kind
-
     measured = configuration.measured.assign(value=configuration.measured["median_us"])
     drawn = measured[measured["kind"] == configuration.drawn]
     if drawn.empty:
@@ -272,8 +251,6 @@ def _mean_ratio(
     configuration: Configuration, numerator: str, denominator: str
 ) -> tuple[float, float, list[int]] | None:
     """Return the geometric mean of a ratio of times over B, its noise, and the batch sizes."""
-    from math import prod
-
     ratios = configuration.ratio(numerator, denominator)
     if ratios.empty or not (ratios["lo"] > 0).all():
         return None

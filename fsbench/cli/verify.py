@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -210,19 +210,15 @@ def recorder(output: Path | None, write: Callable[[str], object] | None = None) 
     Raises:
         ResultsError: the file cannot be written, or has other content.
     """
-    lines = Lines.open(output) if output is not None else None  # raises before any check runs
+    with closing(Lines.open(output)) if output else nullcontext() as lines:
 
-    def record(line: dict[str, Any]) -> None:
-        if write is not None:
-            write(json.dumps(line))
-        if lines is not None:
-            lines.append(line)
+        def record(line: dict[str, Any]) -> None:
+            if write is not None:
+                write(json.dumps(line))
+            if lines is not None:
+                lines.append(line)
 
-    try:
         yield record
-    finally:
-        if lines is not None:
-            lines.close()
 
 
 def judged(

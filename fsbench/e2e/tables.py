@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fsbench.e2e.models import PLAIN
 from fsbench.e2e.records import read
 from fsbench.e2e.summary import is_reference, summary
-from fsbench.paper import table
+from fsbench.paper.tables import table
 from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv, markdown_table
 

@@ -16,7 +16,7 @@ from fsbench.measure.recorder import Recorder
 from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.records.store import Store, make_folder, require_empty
+from fsbench.records.store import Store, new_folder, require_empty
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Session:
     def store(self) -> Store:
         """Return the store, made at the first use."""
         if self._store is None:
-            folder = self.out or make_folder(self.facts, self.suffix)
+            folder = self.out or new_folder(self.facts, self.suffix)
             self._store = Store.create(folder, self.facts)
         return self._store
 
@@ -121,9 +121,9 @@ class Session:
         """Return how to continue a stopped run; "" if it has no folder yet."""
         if self._store is None or not self.exports:
             return ""
-        folder = self._store.where()
-        if folder is None:
-            return f"{self._store.folder} was removed or emptied: start again, with another --out"
+        folder = self._store.folder
+        if not self._store.is_in_place():
+            return f"{folder} was moved or changed: resume it where it is, or start another"
         return f"to continue: fsbench run --resume {shlex.quote(str(folder))}"
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from importlib import resources
 import pandas as pd
 
 from fsbench.errors import unknown_name
-from fsbench.paper.source import GPUS, source
+from fsbench.paper import GPUS, source
 
 
 def table(number: int) -> pd.DataFrame:

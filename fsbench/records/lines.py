@@ -62,10 +62,8 @@ class Lines:
     _file: int | None
 
     @classmethod
-    def open(cls, path: Path, patience: float | None = None) -> Lines:
+    def open(cls, path: Path) -> Lines:
         """Open or create a file; remove a last line that was cut short.
-
-        patience: seconds to wait for another writer; PATIENCE if None.
 
         Raises:
             LockedFile: another process writes to it.
@@ -74,7 +72,7 @@ class Lines:
         with refusals("write", path):
             opened = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
-            _lock(path, opened, PATIENCE if patience is None else patience)
+            _lock(path, opened)
             with os.fdopen(os.dup(opened), "rb") as file:
                 last = Line(0, {}, 0, 0)
                 for last in _scanned(path, file):  # noqa: B007
@@ -133,21 +131,6 @@ class Lines:
                 f"{self.size} bytes, got {held.st_size}"
             )
 
-    def where(self) -> Path | None:
-        """Return the path of the file, also if it was renamed; None if removed or emptied."""
-        if self._file is None:
-            return None
-        held = os.fstat(self._file)
-        if not held.st_nlink or held.st_size < self.size:
-            return None
-        with suppress(ResultsError):
-            self.require_in_place()
-            return self.path
-        try:
-            return Path(os.readlink(f"/proc/self/fd/{self._file}"))
-        except OSError:
-            return None
-
     def close(self) -> None:
         """Close the file and release the lock."""
         if self._file is not None:
@@ -201,8 +184,8 @@ def _checked(text: bytes, before: int) -> dict[str, Any]:
     return value
 
 
-def _lock(path: Path, file: int, patience: float) -> None:
-    end = time.monotonic() + patience
+def _lock(path: Path, file: int) -> None:
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

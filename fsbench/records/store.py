@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,11 @@ class Store:
     interrupted: the cell at work when the last run was killed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        records: Iterable[CellRecord],
-        write: Callable[[Cell, dict[str, Any]], None],
-    ):
+    def __init__(self, folder: Path, write: Callable[[Cell, dict[str, Any]], None]):
         self.folder = folder
         self.interrupted: Cell | None = None
         self.times: list[dict[str, Any]] = []
-        self._records = {record.cell: record for record in records}
+        self._records: dict[Cell, CellRecord] = {}
         self._write = write
         self._points: Lines | None = None
         self._environment: dict[str, Any] | None = None
@@ -109,7 +103,7 @@ class Store:
                 )
         store = cls._locked(folder)
         try:
-            store._records = {record.cell: record for record in read_records(folder)}
+            store.replace_records(read_records(folder))
             _, store.interrupted = _running(folder)
             store.begin(None)
         except BaseException:
@@ -129,18 +123,16 @@ class Store:
                 f"{folder}: process {owner or '(unknown)'} is writing results there; expected "
                 "a folder that no run is writing to"
             ) from error
-        store = cls(folder, [], lambda cell, line: None)
+        store = cls(folder, lambda cell, line: None)
         store._write, store._points = store._to_disk, points
         return store
 
     @classmethod
     def replica(
-        cls,
-        records: Iterable[CellRecord] = (),
-        write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None,
+        cls, write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None
     ) -> Store:
-        """Return a store with these records; every line goes to `write` and not to disk."""
-        return cls(Path(), records, write)
+        """Return a store whose lines go to `write` and not to disk."""
+        return cls(Path(), write)
 
     def replace_records(self, records: Iterable[CellRecord]) -> None:
         """Replace all records by those of another process."""
@@ -213,13 +205,13 @@ class Store:
         """Return the record of every cell so far, in the order they were first met."""
         return list(self._records.values())
 
-    def where(self) -> Path | None:
-        """Return the folder's path, also if it was renamed; None if it cannot be resumed."""
-        points = self._points.where() if self._points else None
-        if points is None or not (points.parent / ENVIRONMENT).exists():
-            return None
-        same = points == self.folder / POINTS
-        return self.folder if same else points.parent
+    def is_in_place(self) -> bool:
+        """Return whether the folder can be resumed: nothing else moved or changed it."""
+        with suppress(ResultsError):
+            if self._points is not None:
+                self._points.require_in_place()
+                return (self.folder / ENVIRONMENT).exists()
+        return False
 
     def close(self) -> None:
         """Close the file and release the lock; the folder can be read and resumed."""
@@ -346,22 +338,18 @@ def folders_below(path: Path) -> list[Path]:
 
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """Return an unused path: results/<gpu>/<utc>-<commit>, with "-<suffix>" if there is one.
+    """Make and return results/<gpu>/<utc>-<commit>, with "-<suffix>" if there is one.
 
     Runs that begin within a second have folders that end in -2, -3 and so on.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]
     first = "-".join(filter(None, (stamp, commit, suffix)))
-    names = (f"{first}-{number}" if number > 1 else first for number in count(1))
-    folders = (Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name for name in names)
-    return next(folder for folder in folders if not folder.exists())
-
-
-def make_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """Make a new folder that no other process has, although two may see the same unused name."""
+    number, name = 1, first
     while True:
-        folder = new_folder(facts, suffix)
+        folder = Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
         with refusals("write results in", folder), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
+        number += 1
+        name = f"{first}-{number}"

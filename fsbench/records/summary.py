@@ -127,16 +127,12 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
     return table
 
 
-def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
-    """Return the results.csv of several folders as one table with the folder as a column.
+def read_csv(folder: Path) -> pd.DataFrame:
+    """Return results.csv as a table with the folder as a column.
 
     Raises:
-        ResultsError: a file cannot be read, or a column has a value of another type.
+        ResultsError: the file cannot be read, or a column has a value of another type.
     """
-    return pd.concat([_read_csv(folder) for folder in folders], ignore_index=True)
-
-
-def _read_csv(folder: Path) -> pd.DataFrame:
     path = folder / "results.csv"
     try:
         text = io.BytesIO(read_file(path))

@@ -12,18 +12,25 @@ from fsbench.records.typed import fits
 
 _KINDS: dict[str, dict[str, Any]] = {
     "setting": {"setting": dict[str, Any], "environment": dict[str, Any]},
-    "package": {"provider": str, "package": str, "source": str, "claims": dict[str, Any]},
+    "package": {
+        **dict.fromkeys(("provider", "package", "source"), str),
+        "claims": dict[str, list[str] | str | float | bool | None],
+    },
     "skipped": {"provider": str, "skipped": str},
     "verdict": {
         **dict.fromkeys(("provider", "name", "verdict", "detail"), str),
         **{"passed": bool, "draws": int, "seconds": float},
         **dict.fromkeys(("p_value", "bound"), float | None),
+        "detects": str | None,
     },
     "conclusion": {"provider": str, "conclusion": str},
 }
 """Field that says what a line is -> the fields that a reader needs, with their types."""
 
-_SETTING: dict[str, Any] = {"tier": str, "dtype": str}
+_SETTING: dict[str, Any] = {
+    **dict.fromkeys(("tier", "dtype", "weights"), str),
+    "temperatures": list[float],
+}
 _PLACE: dict[str, Any] = dict.fromkeys(("device", "gpu", "cpu"), str)
 
 
@@ -63,22 +70,12 @@ def _typed(file: Path, line: Line) -> dict[str, Any]:
     try:
         if kind is None:
             raise ValueError(f"unknown fields: {', '.join(map(repr, sorted(value)))}")
-        _require(value, _KINDS[kind])
+        _require({"detects": None, **value}, _KINDS[kind])  # older records lack it
         if kind == "setting":
-            setting, environment = value["setting"], value["environment"]
-            _require(setting, _SETTING)
-            _require(environment, _PLACE)
+            setting = value["setting"]
             temperatures = setting.get("temperatures") or [setting.get("temperature")]
-            if not fits(temperatures, list[float]):
-                raise ValueError(f"temperatures: expected numbers; got {temperatures!r:.40}")
-            if not fits(setting.get("weights", ""), str):
-                raise ValueError(f"weights: expected a text; got {setting['weights']!r:.40}")
-        if not fits(value.get("detects"), str | None):  # older records lack it
-            raise ValueError(f"detects: expected a text; got {value['detects']!r:.40}")
-        if kind == "package":
-            for name, claim in value["claims"].items():
-                if not fits(claim, list[str] | str | float | bool | None):
-                    raise ValueError(f"claims: {name}: got {claim!r:.40}")
+            _require({"weights": "", **setting, "temperatures": temperatures}, _SETTING)
+            _require(value["environment"], _PLACE)
     except ValueError as error:
         raise ResultsError(f"{file}:{line.number}: {one_line(error)}") from None
     return value

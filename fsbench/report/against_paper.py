@@ -15,6 +15,7 @@ import pandas as pd
 
 from fsbench import paper
 from fsbench.errors import ResultsError, unknown_name
+from fsbench.paper import tables
 from fsbench.provider import Kind
 from fsbench.report.tables import Configuration
 
@@ -53,7 +54,7 @@ def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:
         (ours / paper). Empty if the paper has no table for this shape, dtype and tp.
     """
     first = configuration.rows.iloc[0]
-    published = paper.speedups(gpu)
+    published = tables.speedups(gpu)
     if (first["dtype"], first.tp) != ("bf16", 1):
         published = published[:0]
     parts = []
@@ -96,7 +97,7 @@ def shares(configuration: Configuration, fused: str) -> pd.DataFrame:
     rows = rows[rows["matmul_us"].notna()]
     whole = rows["matmul_us"] + rows["sampling_us"] + rows["other_us"]
     rows = rows.assign(ours=100 * rows["sampling_us"] / whole)
-    table = paper.table(1)
+    table = tables.table(1)
     table = table.assign(provider=table["method"].map(names), paper=table["sampling_pct"])
     both = table.merge(rows, on=["provider", "b"])
     return both[["b", "method", "provider", "ours", "split_by", "paper"]]

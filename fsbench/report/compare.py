@@ -110,30 +110,21 @@ def lost(cells: pd.DataFrame, run: str) -> pd.DataFrame:
 
 
 def only_in(cells: pd.DataFrame, run: str) -> list[tuple[str, int]]:
-    """Return (what the other run lacks, number of cells) for the cells of only one run.
+    """Return (samplers, B and problem; number of cells) for the cells of only one run.
 
     Args:
         run: 'a' or 'b', the run that has the cells.
     """
     other = {"a": "b", "b": "a"}[run]
     alone = cells[cells[f"status_{other}"] == ABSENT]
-    shared = cells[cells[f"status_{other}"] != ABSENT]
-    problems = set(shared[PROBLEM].itertuples(index=False, name=None))
-    batches = set(shared[[*PROBLEM, "b"]].itertuples(index=False, name=None))
-    samplers = set(shared["provider"])
-    reasons: dict[str, int] = {}
-    for _, cell in alone.iterrows():
-        problem = tuple(cell[PROBLEM])
-        if cell.provider not in samplers:
-            why = f"sampler {cell.provider}"
-        elif problem not in problems:
-            why = f"D = {cell.d:,}, V = {cell.v:,}: {conditions_in_words(cell)}"
-        elif (*problem, cell.b) not in batches:
-            why = f"B = {cell.b}"
-        else:
-            why = f"sampler {cell.provider} at B = {cell.b}"
-        reasons[why] = reasons.get(why, 0) + 1
-    return list(reasons.items())
+    of_samplers = alone.groupby([*PROBLEM, "provider"])["b"].agg(tuple).reset_index()
+    lacking = []
+    for _, same in of_samplers.groupby([*PROBLEM, "b"]):
+        first = same.iloc[0]
+        samplers, batches = ", ".join(same["provider"]), ", ".join(map(str, first.b))
+        head = f"D = {first.d:,}, V = {first.v:,}: {conditions_in_words(first)}"
+        lacking.append((f"{samplers} at B = {batches}; {head}", len(same) * len(first.b)))
+    return lacking
 
 
 def clock_differences(cells: pd.DataFrame) -> list[tuple[str, Any, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fsbench import paper
+from fsbench.paper import tables
 from fsbench.problem import DTYPES
 from fsbench.records.sheet import as_csv
 from fsbench.report.tables import Configuration
@@ -38,7 +39,7 @@ def overhead(configuration: Configuration) -> pd.DataFrame:
     fused, stored = pair()
     ratio = configuration.ratio(stored, fused)
     first = configuration.rows.iloc[0]
-    published = paper.table(9)
+    published = tables.table(9)
     same = published[(published["d"] == first.d) & (published["v"] == first.v)].set_index("b")
     return pd.DataFrame(
         {

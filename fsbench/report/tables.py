@@ -301,10 +301,8 @@ def markdown(configuration: Configuration) -> str:
     ]
     for provider in _compared(configuration):
         columns = _section(configuration, table, provider)
-        parts += [
-            f"## {escaped(configuration.label(provider))}",
-            _markdown_table(table.index, columns),
-        ]
+        heading = f"## {escaped(configuration.label(provider))}"
+        parts += [heading, _markdown_table(table.index, columns)]
     parts += ["## Median time, us", _markdown_table(table.index, _times(configuration, table))]
     return "\n\n".join(parts) + "\n"
 
@@ -331,15 +329,11 @@ def _cells(values: pd.Series, form: str) -> list[str]:
 
 
 def _speedup_cells(table: pd.DataFrame, pair: str) -> list[str]:
-    values, lows, highs = (
-        table[f"{quantity}.{pair}"] for quantity in ("speedup", "speedup_lo", "speedup_hi")
-    )
+    columns = [table[f"{quantity}.{pair}"] for quantity in ("speedup", "speedup_lo", "speedup_hi")]
     cells = []
-    for text, low, high, value in zip(
-        *(_cells(column, ".2f") for column in (values, lows, highs)), values, strict=True
-    ):
-        number = f"**{text}**" if value == values.max() else text
-        cells.append(f"{number} [{low}, {high}]" if text else "")
+    for value, low, high in zip(*columns, strict=True):
+        bold = "**" if value == columns[0].max() else ""
+        cells.append(f"{bold}{value:.2f}{bold} [{low:.2f}, {high:.2f}]" if value > 0 else "")
     return cells
 
 
@@ -347,9 +341,8 @@ def _times(configuration: Configuration, table: pd.DataFrame) -> list[_Column]:
     """Return a column of times per provider, lower bounds last; failed cells show their status."""
     status = configuration.rows.groupby(["provider", "b"]).status.last()
     bounds = configuration.providers(Kind.LOWER_BOUND)
-    samplers = [name for name in configuration.providers() if name not in bounds]
     columns = []
-    for provider in samplers + bounds:
+    for provider in sorted(configuration.providers(), key=bounds.__contains__):
         times = _cells(table[f"median_us.{provider}"], ".1f")
         cells = [
             time or status.get((provider, b), "")

@@ -30,7 +30,9 @@ def models() -> pd.DataFrame:
 
 def measured(*names: str) -> list[Configuration]:
     """Return the configurations of runs."""
-    return configurations(read_csv([RESULTS / name for name in names]))
+    return configurations(
+        pd.concat([read_csv(RESULTS / name) for name in names], ignore_index=True)
+    )
 
 
 def attribution(*names: str) -> pd.DataFrame:
@@ -72,7 +74,7 @@ def beside_the_paper(name: str) -> pd.DataFrame:
 
 def two_runs(one: str, other: str) -> pd.DataFrame:
     """Return the largest difference of cells that two runs share, intervals included."""
-    cells = runs.pairs(*(read_csv([RESULTS / run]) for run in (one, other)))
+    cells = runs.pairs(*(read_csv(RESULTS / run) for run in (one, other)))
     return pd.DataFrame({"furthest": [max(cells["hi"].max() - 1, 1 - cells["lo"].min())]})
 
 

@@ -37,7 +37,7 @@ def _doubts(*runs: str) -> str:
     lines = [
         f"[{run}](ROOT/results/{place(run)}): {doubt}."
         for run in runs
-        for doubt in measurement_warnings(read_csv([RESULTS / place(run)]))
+        for doubt in measurement_warnings(read_csv(RESULTS / place(run)))
     ]
     return bullets(*lines) if lines else "The report of these runs warns of nothing."
 

@@ -1,4 +1,4 @@
-"""Draw many figures in parallel, one process per core, with a progress bar on a terminal."""
+"""Draw many figures in parallel, one process per core."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
-
-from rich.console import Console
-from rich.progress import track
 
 T = TypeVar("T")
 FEW = 12
@@ -25,18 +22,9 @@ def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         yield from (task() for task in tasks)
         return
     _TASKS = tasks
-    if not sys.stderr.isatty():
-        print(f"drawing {len(tasks)} figures", file=sys.stderr, flush=True)
+    print(f"drawing {len(tasks)} figures", file=sys.stderr, flush=True)
     with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, 16)) as pool:
-        done = pool.imap(_run, range(len(tasks)))
-        yield from track(
-            done,
-            "drawing",
-            len(tasks),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
+        yield from pool.imap(_run, range(len(tasks)))
 
 
 def _run(number: int) -> Any:

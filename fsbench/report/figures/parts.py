@@ -6,7 +6,7 @@ Figures are matplotlib Figure objects without pyplot: no global state, no displa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
-from fsbench.errors import unknown_name
 from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
 from fsbench.report.figures.style import SETTINGS, Style
@@ -33,31 +32,17 @@ Styles = dict[str, Style]
 P = ParamSpec("P")
 F = TypeVar("F", bound=Figure | None)
 
-# These entries remove date and version, so that equal figures give equal files.
-_METADATA: dict[str, dict[str, None]] = {
+METADATA: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "svg": {"Date": None, "Creator": None},
 }
+"""File format -> entries without date and version, so that equal figures give equal files."""
 
 NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
 """Prefix of labels by kind. A matmul that stores logits is no lower bound of a fused sampler."""
 
 PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
-
-
-def check_formats(names: Iterable[str]) -> list[str]:
-    """Return the requested file formats without repetitions; raise InvalidArgument if unknown."""
-    return each_once("--format", names, _METADATA)
-
-
-def each_once(option: str, names: Iterable[str], allowed: Collection[str]) -> list[str]:
-    """Return the names without repetitions; raise InvalidArgument if one is not allowed."""
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
-        if name not in allowed:
-            raise unknown_name(option, name, allowed)
-    return chosen
 
 
 def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
@@ -101,9 +86,9 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     with mpl.rc_context(SETTINGS):
         if file_format == "png":  # the same bytes as savefig, which draws everything twice
             figure.set_dpi(mpl.rcParams["savefig.dpi"])
-            FigureCanvasAgg(figure).print_png(drawn, metadata=_METADATA["png"])
+            FigureCanvasAgg(figure).print_png(drawn, metadata=METADATA["png"])
         else:
-            figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+            figure.savefig(drawn, format=file_format, metadata=METADATA[file_format])
     return drawn.getvalue()
 
 

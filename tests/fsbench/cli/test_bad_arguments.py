@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from cells import cell
 from typer.models import OptionInfo
 
 from fsbench import cli
 from fsbench.errors import InvalidOption
-from fsbench.records.cell import Cell, Round
+from fsbench.records.cell import Round
 from fsbench.records.store import Store
 from fsbench.simple import sizing
 
@@ -149,15 +150,9 @@ def folder(tmp_path, monkeypatch):
     Path("a_file").write_text("text")
     Path("empty").mkdir()
     store = Store.create(Path("results"), {"gpu": "NVIDIA H200", "device": "cuda"})
-    conditions = dict(
-        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
-    )
-    shape = dict(b=1, d=4096, v=151936, gpu="NVIDIA H200", device="cuda", graph=True)
     for name in ("flash_sampling_token", "multinomial"):
-        sampler_columns = dict(provider=name, label=name, kind="exact", fused=name != "multinomial")
-        store.append_round(
-            Cell.from_columns({**sampler_columns, **conditions, **shape}), 0, Round([1.0] * 8)
-        )
+        columns = dict(provider=name, fused=name != "multinomial", b=1, d=4096, v=151936)
+        store.append_round(cell(**columns), 0, Round([1.0] * 8))
     store.close()
 
     def reached(*arguments, **keywords):

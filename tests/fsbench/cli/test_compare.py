@@ -3,26 +3,21 @@
 import re
 
 import pytest
+from cells import cell
 from tree import H200
 from typer.testing import CliRunner
 
 from fsbench import paper
 from fsbench.cli import app
 from fsbench.errors import InvalidArgument, ResultsError
-from fsbench.records.cell import Cell, Round
-from fsbench.records.store import Store, read_records
+from fsbench.records.cell import Round
+from fsbench.records.store import Store
 
 FUSED = paper.source()["fused"]["provider"]
 
 
 def _cell(provider, b, **changes):
-    conditions = dict(
-        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
-    )
-    fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
-    return Cell.from_columns(
-        {**fixed, **conditions, **dict(provider=provider, label=provider, b=b), **changes}
-    )
+    return cell(provider=provider, label=provider, b=b, d=4096, v=151936, **changes)
 
 
 def _run(folder, times, oom=(), sm_mhz=1980, **environment):
@@ -61,8 +56,8 @@ def test_two_runs_side_by_side(two_runs):
     assert "one 1 100.0 103.0 1.030 [1.030, 1.030] SLOW" in lines
     assert "one 2 100.0 96.0 0.960 [0.960, 0.960] FAST" in lines
     assert "two 1 100.0 101.0 1.010 [1.010, 1.010] SAME" in lines
-    assert "only in A, 1 cells: sampler two at B = 2" in lines
-    assert "only in B, 1 cells: sampler three" in lines
+    for line in ("only in A, 1 cells: two at B = 2; D", "only in B, 1 cells: three at B = 1; D"):
+        assert any(each.startswith(line) for each in lines)
     assert lines[-1].startswith("3 cells in both: 1 FAST, 1 SLOW, 1 SAME, 0 AMBIGUOUS.")
     assert "within 2 % of 1" in lines[-1]
 
@@ -75,7 +70,6 @@ def test_two_runs_side_by_side(two_runs):
         (["--fail-on", "slow:3.1"], 0, None),
         (["--within", "4%", "--fail-on", "slow"], 0, None),
         (["--within", "4%", "--fail-on", "slow:0.5%"], 1, "two, B = 1"),
-        (["--within", "0.5%"], 0, None),
     ],
 )
 def test_the_exit_code_of_two_runs(two_runs, options, code, named):
@@ -102,8 +96,6 @@ def test_a_cell_that_is_lost_fails_too(tmp_path):
 
 def test_bad_folders_are_named(two_runs, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ResultsError, match=r"empty: expected a results folder"):
-        _compare(two_runs[0], tmp_path / "empty")
     with pytest.raises(ResultsError, match=r"empty: expected a results folder"):
         _compare(tmp_path / "empty", "--paper", "h200")
     with pytest.raises(ResultsError, match=r"expected one run; got 2: .*/a, .*/b$"):
@@ -182,15 +174,6 @@ def test_committed_runs_of_one_commit_are_the_same():
     result = _compare(H200 / "paper-20261123", H200 / "lean-20261123", "--fail-on", "slow")
     assert result.exit_code == 0
     assert "36 cells in both: 0 FAST, 0 SLOW, 36 SAME, 0 AMBIGUOUS" in result.stdout
-
-
-def test_a_run_that_was_killed_can_be_compared(two_runs):
-    """It has no results.csv, and the comparison is the same as with one."""
-    from fsbench.records.summary import export_csv
-
-    before = _compare(*two_runs).stdout
-    export_csv(two_runs[0], read_records(two_runs[0]))
-    assert _compare(*two_runs).stdout == before
 
 
 def test_another_fused_sampler_is_named_in_the_output(tmp_path):

@@ -6,12 +6,13 @@ import csv
 import re
 
 import pytest
+from cells import cell
 from tiers import full
 from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.cli.result_frames import read_results
-from fsbench.records.cell import Cell, Round
+from fsbench.records.cell import Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv
 from fsbench.report import tables
@@ -38,10 +39,6 @@ def folder(tmp_path, monkeypatch):
     """Results of a fused sampler with each label against one without, on two LM heads."""
     monkeypatch.chdir(tmp_path)
     store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200", "device": "cuda"})
-    conditions = dict(
-        dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold"
-    )
-    machine = dict(gpu="NVIDIA H200", device="cuda", graph=True)
     fused_names = ("flash_sampling", "multinomial_compiled", "matmul_only", "weight_stream")
     names = dict(zip(fused_names, fused_names, strict=True))
     names |= {f"s{number}": label for number, label in enumerate(LABELS)}
@@ -49,11 +46,8 @@ def folder(tmp_path, monkeypatch):
         kind = "exact" if name not in fused_names[2:] else "lower_bound"
         fused = name == fused_names[0] or name in ("s1", "s7")
         for d, v in ((4096, 151936), (8192, 128256)):
-            sampler_columns = dict(
-                provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v
-            )
-            cell = Cell.from_columns({**sampler_columns, **conditions, **machine})
-            store.append_round(cell, 0, Round([10.0 + number] * 8))
+            columns = dict(provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v)
+            store.append_round(cell(**columns), 0, Round([10.0 + number] * 8))
     store.close()
     return tmp_path / "run"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pandas as pd
+from cells import results_row
 from plug_in import plug_in
 from tiny_run import TINY
 
@@ -17,20 +18,16 @@ SMOKE = sum("smoke" in entry.provider.presets for entry in discover().values())
 
 def test_filters_are_a_grid_and_columns_of_the_results(fsbench, tmp_path):
     options = ["--top-k", "5,0", "--top-p", "0.5,1", "--batch", "3", "--out", "here", "--mixed"]
-    code, out, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
+    names = ("--provider", "matmul_only", "--provider", "multinomial")
+    code, out, err = fsbench("run", *TINY, *names, *options)
     assert code == 0, err
-    table = pd.read_csv(tmp_path / "here" / "results.csv")
-    result = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
+    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
+    columns = table.loc["matmul_only", ["top_k", "top_p", "min_p", "mixed"]]
+    result = list(columns.itertuples(index=False, name=None))
+    (refused, *_) = table.loc["multinomial"].itertuples(index=False)
+    assert (refused.status, refused.reason) == ("unsupported", "does not apply top_k, top_p")
     assert result == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
     assert "top-k 5, top-p 0.5, mixed rows" in out
-
-
-def test_samplers_without_filters_say_so(fsbench, tmp_path):
-    options = ["--top-k", "5", "--batch", "3", "--out", "here"]
-    fsbench("run", *TINY, "--provider", "multinomial", "--provider", "matmul_only", *options)
-    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
-    assert table.status.to_dict() == {"multinomial": "unsupported", "matmul_only": "ok"}
-    assert table.reason["multinomial"] == "does not apply top_k"
 
 
 def test_scores_are_measured_checked_and_compared(fsbench, tmp_path):
@@ -155,13 +152,6 @@ def test_sustained_load_is_measured_and_printed_on_a_cpu_too(fsbench, tmp_path):
     assert 0 < row["sustained_us"] < 1e6 and pd.isna(row["sustained_joules"])
 
 
-def test_by_default_results_are_filed_by_machine_and_time(fsbench, tmp_path):
-    assert fsbench("run", "--preset", "smoke", *TINY)[0] == 0
-    (folder,) = (tmp_path / "results" / "cpu").iterdir()
-    assert len(folder.name.split("-")[0]) == len("20260101T000000")
-    assert (folder / "results.csv").exists()
-
-
 def test_several_shapes_and_models_make_a_sweep(fsbench):
     several = ["--d", "8,16", "--v", "50,60", "--model", "phi-4,gemma3-1b", "--batch", "1,2"]
     code, out, _ = fsbench("run", "--device", "cpu", "--preset", "smoke", *several, "--dry-run")
@@ -249,21 +239,8 @@ def test_the_summary_fits_80_columns_and_does_not_mix_conditions(fsbench, tmp_pa
 def test_energy_is_printed_by_sampler_and_batch(capsys):
     from fsbench.cli.run_output import print_energy
 
-    row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
-    conditions = dict(
-        tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"
-    )
-    time = dict(status="ok", median_us=1.0, ci_lo_us=1.0, ci_hi_us=1.0, idle_w=88.4)
     table = [
-        {
-            **row,
-            **conditions,
-            **time,
-            "provider": name,
-            "label": name,
-            "b": b,
-            "j_per_token": joules,
-        }
+        results_row(name, b, 1.0, label=name, idle_w=88.4, j_per_token=joules)
         for name, b, joules in (("a", 1, 0.21), ("a", 2, 0.1), ("b", 1, 0.3), ("c", 1, None))
     ]
     print_energy(pd.DataFrame(table))

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from cells import only, results_row
 
-from fsbench import paper
+from fsbench.paper import tables
 from fsbench.report import logits_store
 from fsbench.report.figures import configuration as plotting
 from fsbench.report.figures.style import styles
@@ -30,7 +30,7 @@ def rows():
 
 
 def test_the_prediction_is_the_papers():
-    published = paper.table(9)
+    published = tables.table(9)
     for cell in published.itertuples():
         predicted = 100 * logits_store.predicted(cell.b, cell.d, "bf16")
         assert predicted == pytest.approx(cell.predicted_pct, abs=0.0051)  # two digits are printed

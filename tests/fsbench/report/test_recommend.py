@@ -16,7 +16,7 @@ from tree import H200, RESULTS, ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app, result_frames
-from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, ResultsError
+from fsbench.errors import InvalidArgument, InvalidOption, ResultsError
 from fsbench.problem import Problem
 from fsbench.provider import Kind
 from fsbench.records import iomodel
@@ -55,7 +55,6 @@ FILTERED = dict(kind="truncated", top_k=50)
         ([fused("ours", 1, 300.0), THEIRS, SLOW], {}, "theirs", "ours", ()),
         ([OURS, THEIRS, SLOW, row("greedy", 1, 9.0, kind="greedy")], {}, "ours", "theirs", ()),
         ([OURS, THEIRS, SLOW], {"candidates": {"theirs", "slow"}}, "theirs", None, ()),
-        ([OURS, THEIRS], {"candidates": {"theirs"}}, "theirs", None, ()),
         (
             [OURS, THEIRS, SLOW],
             {"candidates": {"ours"}, "others": {"ours", "theirs", "slow"}},
@@ -307,10 +306,8 @@ def test_it_works_anywhere_and_fits_80_columns(run, tmp_path, monkeypatch):
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
         (["--model", "qwen3-8b", "--gpu", "b20"], InvalidArgument, "gpu: expected one of"),
         (["--model", "qwen3-8b", "--gpu", "a100"], InvalidArgument, "mean 'a100-80gb'"),
-        (["--model", "no-such-model"], FsbenchError, "no-such-model"),
         (["--model", "phi-4", "--tp", "2", "--top-k", "9"], ResultsError, "runs on one GPU"),
         ([], InvalidArgument, "--model: expected a model, or --d and --v; got neither"),
-        (["--d", "4"], InvalidArgument, "expected a model, or --d and --v; got --d 4"),
         (["--model", "phi-4", "--v", "9"], InvalidArgument, "got --model phi-4 --v 9"),
     ],
 )
@@ -328,7 +325,8 @@ def test_a_declared_deviation_is_printed(run, tmp_path):
 @pytest.fixture(scope="module")
 def recorded():
     folders = result_frames.by_time([H200, RESULTS / "h100"])
-    return read_csv(folder for folder in folders if (folder / "results.csv").exists())
+    whole = (read_csv(each) for each in folders if (each / "results.csv").exists())
+    return pd.concat(whole, ignore_index=True)
 
 
 @pytest.mark.full
@@ -369,24 +367,3 @@ def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
 def _key(configuration):
     first = configuration.rows.iloc[0]
     return first.gpu, first.d, first.v, configuration.conditions
-
-
-@pytest.mark.full
-def test_no_recorded_run_has_a_much_stronger_alternative(recorded):
-    """In no run with the advised sampler does it save less by more than runs differ: 2 points.
-
-    Runs in which it does not win are of older kernels.
-    """
-    for each in configurations(recorded):
-        ok = each.rows[(each.rows.status == "ok") & (each.rows.kind == each.drawn)]
-        if ok.fused.nunique() == 1:
-            continue
-        for one in recommend(each, each.providers(each.drawn)):
-            if one.saves is None:
-                continue
-            same = ok[(ok.b == one.b) & (ok.provider != STORED)]
-            best = same[same.provider == one.best]
-            for folder, us in zip(best.folder, best.median_us, strict=True):
-                others = same[(same.folder == folder) & (same.fused != best.fused.iloc[0])]
-                saves = 1 - us / others.median_us.min()
-                assert not 0 < saves < one.saves - 0.02, (each.title, one, folder)

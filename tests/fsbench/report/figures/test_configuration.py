@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from cells import only, results_row
 
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.errors import ResultsError
 from fsbench.problem import Problem
 from fsbench.records import iomodel
 from fsbench.report import logits_store
@@ -150,12 +150,6 @@ def test_bandwidth_is_in_gb_per_s_with_percent_of_the_datasheet_on_the_right(fig
     assert right.get_ylabel() == "% of datasheet bandwidth"
 
 
-def test_the_latest_run_is_drawn():
-    rows = [*_rows(), _row("slow", 2, 500.0, folder="run2")]
-    (axes,) = _draw("runtime", rows).axes
-    assert list(_lines(axes)["Label of slow"].get_ydata()) == [450, 500, 450]
-
-
 def _look(style):
     return tuple(str(style.line.get(key)) for key in ("color", "marker", "linestyle"))
 
@@ -258,6 +252,3 @@ def test_the_same_results_give_the_same_bytes_whatever_was_saved_before(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot write figure"):
         figure_parts.save(figures["runtime"], tmp_path / "file" / "a.png")
-    assert figure_parts.check_formats(["svg", "png", "svg"]) == ["svg", "png"]
-    with pytest.raises(InvalidArgument, match="--format: expected one of pdf, png, svg; got 'gif'"):
-        figure_parts.check_formats(["png", "gif"])
