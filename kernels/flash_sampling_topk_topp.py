@@ -9,34 +9,20 @@ from the kept tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from fsbench.kernels.providing import truncated
 from fsbench.kernels.providing.launches import accept, noise_map
-from fsbench.kernels.providing.truncated import CAPABILITIES, TruncatedLaunch, unsupported_reason
 from fsbench.provider import Kind, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fsbench.kernels.launch.result import TruncatedSample
-
-
-def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
-    from fsbench.kernels.truncated.api import truncated_sample
-
-    return truncated_sample(hidden, weight, **options)
-
 
 PROVIDER = Provider(
     name="flash_sampling_topk_topp",
     label="FlashSampling, top-k/top-p/min-p",
     kind=Kind.TRUNCATED,
     requires=("triton",),
-    capabilities=CAPABILITIES,
+    capabilities=truncated.CAPABILITIES,
     noise_map=noise_map,
-    supports=unsupported_reason,
-    build=TruncatedLaunch,
-    sample=sample,
+    supports=truncated.unsupported_reason,
+    build=truncated.TruncatedLaunch,
+    sample=truncated.sample,
     accept=accept,
     call="truncated_sample",
     presets=("truncated",),

@@ -9,29 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing import screened, truncated
 from fsbench.kernels.providing.launches import accept, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Provider
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fsbench.kernels.launch.result import TruncatedSample
-
 
 def unsupported_reason(problem: Problem) -> str | None:
     return truncated.unsupported_reason(problem) or screened.unsupported_reason(problem)
-
-
-def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
-    """Prepare the head, at every call, and draw from it."""
-    from fsbench.kernels.screened.head import prepare_head
-    from fsbench.kernels.truncated.api import truncated_sample
-
-    return truncated_sample(hidden, prepare_head(weight), **options)
 
 
 PROVIDER = Provider(
@@ -46,7 +32,7 @@ PROVIDER = Provider(
     noise_map=noise_map,
     supports=unsupported_reason,
     build=partial(truncated.TruncatedLaunch, screened=True),
-    sample=sample,
+    sample=partial(truncated.sample, screened=True),
     accept=accept,
     call="truncated_sample",
     kept_bytes=screened.kept_bytes,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fsbench.kernels.providing.filters import filters_of, penalties_of
 from fsbench.kernels.providing.launches import CallLaunch, empty_hidden
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Capabilities, Tensor
+
+if TYPE_CHECKING:
+    from fsbench.kernels.launch.result import TruncatedSample
 
 CAPABILITIES = Capabilities(
     noise="group",
@@ -31,6 +36,16 @@ def unsupported_reason(problem: Problem) -> str | None:
     from fsbench.kernels.checks.values import MAX_V
 
     return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
+
+
+def sample(
+    hidden: Tensor, weight: Tensor, screened: bool = False, **options: Any
+) -> TruncatedSample:
+    """Call truncated_sample; with `screened`, from a head that is prepared at every call."""
+    from fsbench.kernels.screened.head import prepare_head
+    from fsbench.kernels.truncated.api import truncated_sample
+
+    return truncated_sample(hidden, prepare_head(weight) if screened else weight, **options)
 
 
 class TruncatedLaunch(CallLaunch):
