@@ -12,34 +12,12 @@ faster.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
-from fsbench.kernels.providing.launches import (
-    FULL_CONTRACT,
-    FlashSampling,
-    accept,
-    build_sharded,
-    flash_sample,
-    matmul_form,
-    noise_map,
-)
+from fsbench.kernels.providing.launches import flash_sampler, matmul_form
 from fsbench.kernels.providing.tuning import tuning
-from fsbench.problem import QUANTIZED
-from fsbench.provider import Kind, Provider
 
-PROVIDER = Provider(
-    name="flash_sampling",
-    label="FlashSampling (Triton)",
-    kind=Kind.EXACT,
-    requires=("triton",),
-    noise_map=noise_map,
-    capabilities=replace(FULL_CONTRACT, quantized=QUANTIZED),
-    build=partial(FlashSampling, kernel="portable"),
-    build_sharded=partial(build_sharded, kernel="portable"),
-    sample=partial(flash_sample, kernel="portable"),
-    accept=accept,
-    call="flash_sample",
-    presets=("paper", "quick", "lean", "tp"),
+PROVIDER = replace(
+    flash_sampler("flash_sampling", "FlashSampling (Triton)", kernel="portable"),
     tuning=tuning("portable"),
     matmul_form=matmul_form,
 )

@@ -6,19 +6,11 @@ Logits and tokens are those of flash_sampling, bit for bit.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
-from fsbench.kernels.providing.launches import (
-    FULL_CONTRACT,
-    FlashSampling,
-    accept,
-    build_sharded,
-    flash_sample,
-    noise_map,
-)
+from fsbench.kernels.providing.launches import FULL_CONTRACT, flash_sampler
 from fsbench.kernels.providing.tuning import tuning
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Provider
 
 
 def supports(problem: Problem) -> str | None:
@@ -27,20 +19,10 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-PROVIDER = Provider(
-    name="flash_sampling_hopper",
-    label="FlashSampling (Hopper)",
-    kind=Kind.EXACT,
-    requires=("triton",),
+PROVIDER = replace(
+    flash_sampler("flash_sampling_hopper", "FlashSampling (Hopper)", kernel="hopper"),
     compute_capability=(9, 0),
-    noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     supports=supports,
-    build=partial(FlashSampling, kernel="hopper"),
-    build_sharded=partial(build_sharded, kernel="hopper"),
-    sample=partial(flash_sample, kernel="hopper"),
-    accept=accept,
-    call="flash_sample",
-    presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("hopper"),
 )

@@ -39,9 +39,7 @@ def site_text(page: str, text: str) -> str:
         page: the page's path in the repository.
         text: its Markdown.
     """
-    page_path = site_path(page)
-    if page_path is None:
-        raise ValueError(f"page: expected a page of the site; got {page}")
+    folder = os.path.dirname(str(site_path(page))) or "."
 
     def link(match: re.Match[str]) -> str:
         mark, label, target = match.groups()
@@ -54,7 +52,7 @@ def site_text(page: str, text: str) -> str:
             return (
                 f"{label} (`{repository_path}`)" if label.strip("`") != repository_path else label
             )
-        relative = os.path.relpath(target_path, os.path.dirname(page_path) or ".")
+        relative = os.path.relpath(target_path, folder)
         return f"{mark}[{label}]({relative}{'#' if anchor else ''}{anchor})"
 
     return LINK.sub(link, text)

@@ -31,10 +31,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsbench.discover import load
+from fsbench.discover import discover, load
 from fsbench.machine import hardware
 from fsbench.machine.environment import git_state
 from fsbench.problem import models
+from fsbench.provider import Kind
 from fsbench.records.disk import write_atomically
 from fsbench.records.iomodel import gpu_slug
 
@@ -128,13 +129,13 @@ def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
 
 def samplers() -> list[str]:
     """Return the exact and greedy samplers of the GPU; those of the CPU are verified by CI."""
-    listed = subprocess.run(["fsbench", "list", "--json"], stdout=subprocess.PIPE, check=True)
     return [
-        each["name"]
-        for each in json.loads(listed.stdout)["providers"]
-        if each["kind"] in ("exact", "greedy") and each["cuda"] == "yes"
-        if each["capabilities"].get("graph_safe", True)
-        if each["name"] != "scaled_matmul"  # takes quantized heads only
+        name
+        for name, entry in discover().items()
+        if entry.provider is not None and entry.unavailable_reason("cuda") is None
+        if entry.provider.kind in (Kind.EXACT, Kind.GREEDY)
+        if entry.provider.capabilities.graph_safe
+        if name != "scaled_matmul"  # takes quantized heads only
     ]
 
 

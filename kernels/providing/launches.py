@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch, Provider, QuantizedWeight, Shard
+from fsbench.problem import QUANTIZED, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider, QuantizedWeight, Shard
 
 if TYPE_CHECKING:
     import torch
@@ -168,6 +169,24 @@ class FlashSampling(CallLaunch):
 def build_sharded(problem: Problem, shard: Shard, **options: Any) -> FlashSampling:
     """Build FlashSampling with these options on a rank's rows (Provider.build_sharded)."""
     return FlashSampling(problem, vocab_shard(shard), **options)
+
+
+def flash_sampler(name: str, label: str, kernel: str) -> Provider:
+    """Return the sampler that is flash_sample with this kernel, on one GPU and on several."""
+    return Provider(
+        name=name,
+        label=label,
+        kind=Kind.EXACT,
+        requires=("triton",),
+        noise_map=noise_map,
+        capabilities=replace(FULL_CONTRACT, quantized=QUANTIZED),
+        build=partial(FlashSampling, kernel=kernel),
+        build_sharded=partial(build_sharded, kernel=kernel),
+        sample=partial(flash_sample, kernel=kernel),
+        accept=accept,
+        call="flash_sample",
+        presets=("paper", "quick", "lean", "tp"),
+    )
 
 
 def matmul_form(problem: Problem, weight: Tensor, noise: str = "group") -> Launch:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from quantized_heads import form_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -67,6 +66,12 @@ def counter(value: int, device: str) -> Tensor:
 def head(logits: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     """hidden [B, D] and weight [V, D] with exactly these logits [<= D, V]."""
     return head_with_logits(logits, TORCH_DTYPES[dtype], SIZES[logits.device.type][1])
+
+
+def form_of(provider: Provider) -> str:
+    """A form of heads that are quantized, of a sampler that takes nothing else; or ""."""
+    refused = provider.supports(Problem(1, 16, 64, provider.capabilities.dtypes[0]))
+    return provider.capabilities.quantized[0] if refused else ""
 
 
 def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Tensor]:

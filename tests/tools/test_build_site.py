@@ -28,8 +28,3 @@ def test_every_page_is_in_the_navigation_once():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = re.findall(r"- (?:\w+: )?(\S+\.md)$", navigation, re.MULTILINE)
     assert sorted(listed) == sorted(str(site_path(page)) for page in pages())
-
-
-def test_another_file_is_no_page():
-    with pytest.raises(ValueError, match=r"expected a page of the site; got kernels/x\.py"):
-        site_text("kernels/x.py", "")

@@ -14,7 +14,6 @@ SMALL = (4096, 151_936)
 """D and V of the smaller of the paper's LM heads."""
 
 HOPPER, PORTABLE, MATMUL = "flash_sampling_hopper", "flash_sampling", "matmul_only"
-ONE_PASS = "gumbel_argmax"
 
 BLOCKS: dict[str, Callable[..., str]] = {}
 """Name in a marker -> the function that returns the block's Markdown."""
@@ -66,10 +65,7 @@ def environments(path: Path) -> list[dict[str, Any]]:
         return [each for name in sorted(names) for each in environments(name)]
     if path.suffix == ".csv":
         return environments(path.parent)
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".jsonl":
-        return [json.loads(text)["environment"]]
-    lines = map(json.loads, text.splitlines())
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [line["environment"] for line in lines if "environment" in line]
 
 

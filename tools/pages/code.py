@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any
@@ -160,18 +160,6 @@ def presets() -> str:
     ]
     heads = ["preset", "what", "dtype", "B", "warm-up steps", "timed steps", "rounds"]
     return table(heads, rows, left=4)
-
-
-def shown_commands() -> Iterator[tuple[str, Any]]:
-    """Yield (words after `fsbench`, command) of every command that is not hidden."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        if command.hidden:
-            continue
-        parts = getattr(command, "commands", None)
-        if parts is None:
-            yield name, command
-        for part, subcommand in (parts or {}).items():
-            yield f"{name} {part}", subcommand
 
 
 @block

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from planted_calls import contract
-from quantized_heads import numbers
 from torch import Tensor
 
 from fsbench.baselines import multinomial
@@ -24,6 +23,11 @@ from fsbench.verify.pathwise import check_on_problem
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "masks", "quantized"]
+
+
+def numbers(head: QuantizedWeight) -> Tensor:
+    """Its numbers, [V, D] fp32."""
+    return head.weight.float() * head.scale[:, None]
 
 
 def reading(made: Callable[[QuantizedWeight], Tensor]) -> Provider:

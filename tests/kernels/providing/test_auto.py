@@ -11,15 +11,6 @@ from fsbench.kernels import flash_sampling, flash_sampling_token
 from fsbench.kernels.flash_sampling_auto import PROVIDER
 from fsbench.problem import Problem
 
-FORCED = ("flash_sampling", "flash_sampling_hopper")
-
-
-def test_its_presets_are_those_of_the_forced_kernels():
-    entries = discover()
-    for name in FORCED:
-        forced = entries[name].provider
-        assert forced is not None and set(forced.presets) <= set(PROVIDER.presets)
-
 
 def test_no_sampler_file_hides_a_public_function():
     names = discover()  # imports every sampler file
