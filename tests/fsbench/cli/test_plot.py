@@ -111,6 +111,13 @@ def test_a_killed_run_without_csv_is_read_and_left_alone_and_a_missing_figure_is
     assert _names(tmp_path / "a") == ["env.json", "points.jsonl"]
 
 
+@pytest.mark.parametrize("options", [("--format", "png,jpg"), ("--figure", "runtme")])
+def test_unknown_names_are_refused_before_anything_is_written(tmp_path, options):
+    with pytest.raises(InvalidArgument, match=f"{options[0]}: expected one of"):
+        _plot(_results(tmp_path / "a"), "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_cell_that_is_ok(tmp_path):
     store = Store.create(tmp_path / "a", {"gpu": "", "device": "cpu"})
     store.append_status(_cell("fast", 1), "oom", "out of memory")

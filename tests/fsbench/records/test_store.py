@@ -276,3 +276,11 @@ def test_the_cell_at_work_is_on_disk_until_the_run_ends(folder):
     store = Store.resume(folder, MACHINE)
     store.close()
     assert store.interrupted is None
+
+
+def test_a_folder_that_was_moved_is_not_in_place(folder):
+    store = Store.resume(folder, MACHINE)
+    assert store.is_in_place()
+    folder.rename(folder.with_name("moved"))
+    assert not store.is_in_place()
+    store.close()

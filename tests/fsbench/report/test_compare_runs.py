@@ -107,12 +107,15 @@ def test_a_cell_that_b_could_not_measure_is_lost_and_an_absent_one_is_not():
 def test_cells_that_only_one_run_has_are_named():
     a = [_row("one", b, 10.0) for b in (1, 2)] + [_row("two", 1, 10.0), _row("two", 2, 10.0)]
     b = [_row("one", 1, 10.0), _row("two", 1, 10.0), _row("one", 1, 10.0, d=64)]
-    b += [_row("three", b, 10.0) for b in (1, 2)]
+    b += [_row("three", b, 10.0) for b in (1, 2)] + [_row("four", 4, 10.0)]
     cells = _pairs(a, b)
     ((samplers, count),) = runs.only_in(cells, "a")
     assert samplers.startswith("one, two at B = 2; D = 4,096, V = 151,936: bf16") and count == 2
     lacking = [(words.partition(", V")[0], count) for words, count in runs.only_in(cells, "b")]
-    assert lacking == [("one at B = 1; D = 64", 1), ("three at B = 1, 2; D = 4,096", 2)]
+    assert lacking == [
+        *(("one at B = 1; D = 64", 1), ("three at B = 1, 2; D = 4,096", 2)),
+        ("four at B = 4; D = 4,096", 1),
+    ]
 
 
 def test_a_time_of_a_cell_that_failed_after_some_rounds_is_no_time():
