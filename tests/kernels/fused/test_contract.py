@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from flash_sample_cases import (
     NOISE,
     SEED,
@@ -272,7 +271,7 @@ TABLE: list[Row] = [
 def code(request, monkeypatch) -> str:
     """The kernel in the interpreter; or the reference, as without TRITON_INTERPRET."""
     if request.param == "reference":
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
         monkeypatch.setattr(launching, "launch", None)
     return request.param
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
 from flash_sample_cases import (
     SEED,
     guarded_memory,
@@ -73,7 +72,7 @@ def largest(logits: torch.Tensor, k: int) -> list[list[int]]:
 @pytest.mark.parametrize("interpret", [pytest.param(True, marks=interpreted), False])
 def test_ties_few_tokens_and_rows_without_a_draw(interpret, monkeypatch):
     if not interpret:
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
         monkeypatch.setattr(launch, "launch", None)
     logits = normal_logits(7, 700).round()
     logits[0] = 0.0  # more ties than ROOM

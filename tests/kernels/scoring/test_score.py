@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
 from flash_sample_cases import (
     SEED,
     TILES,
@@ -180,7 +179,7 @@ def test_entropy_at_its_ends():
 def either(request, monkeypatch):
     """Score by the kernels, and by the reference."""
     if request.param == "reference":
-        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
         monkeypatch.setattr(launch, "launch", None)
 
 
