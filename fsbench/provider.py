@@ -288,7 +288,7 @@ class Provider:
         if not isinstance(self.kind, Kind):
             raise InvalidArgument(f"{self.name}: kind: expected a Kind; got {self.kind!r}")
         able = self.capabilities
-        for field_, given, names in (
+        for field_, values, names in (
             ("presets", self.presets, PRESETS),
             ("devices", able.devices, DEVICES),
             ("dtypes", able.dtypes, DTYPES),
@@ -297,9 +297,9 @@ class Provider:
             ("filter_order", able.filter_order, FILTER_ORDER),
             ("ties", (able.ties,), ("first", "kept", "any")),
         ):
-            if not set(given) <= set(names):
+            if not set(values) <= set(names):
                 raise InvalidArgument(
-                    f"{self.name}: {field_}: expected some of {', '.join(names)}; got {given!r}"
+                    f"{self.name}: {field_}: expected some of {', '.join(names)}; got {values!r}"
                 )
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
         if claimed and self.sample is None and self.score is None:

@@ -1,4 +1,4 @@
-"""The authors' package is called with its own conventions."""
+"""Calls of the authors' package follow its conventions."""
 
 from __future__ import annotations
 

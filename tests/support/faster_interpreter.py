@@ -82,7 +82,7 @@ def cache_dtypes(np_dtype):
 
 
 def skip_validation(post_init):
-    """Triton compares the sizes of NumPy's and its own dtypes for every result."""
+    """Triton compares the sizes of NumPy's and Triton's dtypes for every result."""
     return lambda self: None
 
 
