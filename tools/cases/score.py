@@ -5,14 +5,16 @@
 
 gradient_score sums the log-probabilities and runs backward. gradient_chunked is what trainers do to
 save memory: cross_entropy of CHUNK rows at a time on fp32 logits, each chunk backward at once.
-gradient_products is the lower bound of both: the product of hidden and weight, and the two products
-that the gradients need. These three keep gradients of hidden and weight and are timed eagerly. The
+gradient_liger is the fused forward and backward of Liger-Kernel (baselines/score_liger.py).
+gradient_products is the lower bound: the product of hidden and weight, and the two products that
+the gradients need. These keep gradients of hidden and weight and are timed eagerly. The
 column peak_extra_bytes has the gradients, too: 2 (B + V) D bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ TARGETS = 4
 CHUNK = 1024
 ABLE = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), fused=True)
 EAGER = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), graph_safe=False)
+LIGER = Capabilities(dtypes=("bf16",), graph_safe=False)
 
 
 def scored(problem: Problem, weight: Tensor, targets: int = 1, **options: Any) -> Launch:
@@ -72,6 +75,18 @@ def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float)
     return torch.cat(losses)
 
 
+def fused_by_liger(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    from liger_kernel.ops.fused_linear_scaled_cross_entropy import (
+        LigerFusedLinearScaledCrossEntropyFunction,
+    )
+
+    loss: Tensor = LigerFusedLinearScaledCrossEntropyFunction.apply(
+        hidden, weight, targets, float(temperature)
+    )
+    loss.backward(torch.ones_like(loss))
+    return -loss
+
+
 def products(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     with torch.no_grad():
         d = hidden @ weight.T
@@ -90,5 +105,9 @@ PROVIDERS = (
     provider("score_targets", lambda p, w: scored(p, w, targets=TARGETS), ABLE),
     provider("gradient_score", with_gradients(trained), EAGER),
     provider("gradient_chunked", with_gradients(chunked), EAGER),
+    replace(
+        provider("gradient_liger", with_gradients(fused_by_liger), LIGER),
+        requires=("liger_kernel", "cutlass"),
+    ),
     provider("gradient_products", with_gradients(products), EAGER, Kind.LOWER_BOUND),
 )
