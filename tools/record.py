@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gzip
 import json
 import os
 import shlex
@@ -38,6 +39,7 @@ from fsbench.problem import models
 from fsbench.provider import Kind
 from fsbench.records.disk import write_atomically
 from fsbench.records.iomodel import gpu_slug
+from fsbench.records.store import PACKED, POINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
@@ -268,6 +270,8 @@ class Recorder:
             ended = {} if stopped and code else {"exit": code}
             self.note(job, seconds=self.state[job.name].get("seconds", 0) + seconds, **ended)
             print(f"{job.name}: {state_of(ended)} after {seconds:.0f} s", flush=True)
+            if ended:
+                pack(self.folder / self.state[job.name]["out"])
 
     def stop(self) -> None:
         """Interrupt running jobs as Ctrl-C does, and kill those that continue."""
@@ -279,6 +283,14 @@ class Recorder:
             while self.running and time.monotonic() < until:
                 time.sleep(0.1)
                 self.reap(stopped=True)
+
+
+def pack(out: Path) -> None:
+    """Pack the samples of a run (points.jsonl) that will not be continued, as records have them."""
+    points = out / POINTS
+    if points.exists():
+        write_atomically(out / PACKED, gzip.compress(points.read_bytes(), mtime=0))
+        points.unlink()
 
 
 def state_of(entry: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
-from fsbench.records.store import POINTS, read_environment, read_records, results_folders
+from fsbench.records.store import points_file, read_environment, read_records, results_folders
 from fsbench.report.tables import normalized
 
 
@@ -26,7 +26,7 @@ def by_time(paths: list[Path]) -> list[Path]:
 def read_results(paths: list[Path]) -> pd.DataFrame:
     """Return the rows of all runs (run_folders), derived from their raw samples.
 
-    results.csv is read only if a folder lacks points.jsonl.
+    results.csv is read only if a folder lacks points.jsonl and points.jsonl.gz.
     """
     return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
 
@@ -35,7 +35,7 @@ def _rows(folder: Path) -> pd.DataFrame:
     if (folder / "env.json").exists():
         read_environment(folder)  # raises if damaged: the origin of the rows would be unknown
     with refusals("read", folder):
-        derived = (folder / POINTS).exists()
+        derived = points_file(folder).exists()
     if not derived:
         return summary.read_csv(folder)
     return summary.frame(read_records(folder)).assign(folder=str(folder))

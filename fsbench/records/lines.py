@@ -10,6 +10,7 @@ alone (`crc32`); they are read as before.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 import time
@@ -139,16 +140,23 @@ class Lines:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file; a last line that was cut short is left out.
+    """Yield the lines of a file, which may be packed (*.gz); leave out a last line cut short.
 
     Raises:
         ResultsError: it cannot be read, is not a regular file, or a line is damaged.
     """
     with refusals("read", path), os.fdopen(open_regular(path), "rb") as file:
-        yield from _scanned(path, file)
+        if path.suffix != ".gz":
+            yield from _scanned(path, file)
+            return
+        try:
+            with gzip.open(file) as unpacked:
+                yield from _scanned(path, unpacked)
+        except (EOFError, zlib.error) as error:
+            raise ResultsError(f"{path}: not a gzip file ({error})") from error
 
 
-def _scanned(path: Path, file: BinaryIO) -> Iterator[Line]:
+def _scanned(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[Line]:
     crc32 = end = 0
     for number in count(1):
         text = file.readline(LONGEST)

@@ -3,7 +3,7 @@
 A results folder holds
 
     points.jsonl   the truth: one line per measured round of a cell, or per cell that was not timed
-                   (fsbench.records.lines)
+                   (fsbench.records.lines); committed records have points.jsonl.gz instead
     env.json       what it was measured on (fsbench.machine.environment)
     results.csv    one row per cell, derived from points.jsonl
     running.json   while a run writes into it: which process, and the cell it is at
@@ -45,6 +45,7 @@ SCHEMA = 1
 
 ENVIRONMENT = "env.json"
 POINTS = "points.jsonl"
+PACKED = f"{POINTS}.gz"
 RUNNING = "running.json"
 
 
@@ -95,6 +96,8 @@ class Store:
         the first line is appended. Nothing is written before.
         """
         before = read_environment(folder)
+        if points_file(folder).name == PACKED:
+            raise ResultsError(f"{folder / PACKED}: expected {POINTS}; unpack it by gunzip first")
         for name in ("gpu", "device", "cpu"):
             if before.get(name) != environment.get(name):
                 raise ResultsError(
@@ -236,7 +239,11 @@ def require_empty(folder: Path) -> None:
     """Raise ResultsError if a folder holds results or cannot be used; ignore empty files."""
     points, table = folder / POINTS, folder / "results.csv"
     with refusals("write results in", folder):
-        if table.exists() or (points.exists() and points.stat().st_size):
+        if (
+            table.exists()
+            or (folder / PACKED).exists()
+            or (points.exists() and points.stat().st_size)
+        ):
             raise ResultsError(
                 f"{folder} already holds results; use --resume {folder} or another --out"
             )
@@ -278,13 +285,20 @@ def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
     write_into(folder, {ENVIRONMENT: text})
 
 
+def points_file(folder: Path) -> Path:
+    """Return the path of a folder's samples: points.jsonl, or points.jsonl.gz without one."""
+    with refusals("read", folder):
+        packed = (folder / PACKED).exists() and not (folder / POINTS).exists()
+    return folder / (PACKED if packed else POINTS)
+
+
 def read_records(folder: Path) -> list[CellRecord]:
     """Return the record of every cell of a folder; ignore a last line that was cut short.
 
     Raises:
         ResultsError: a line is damaged, recorded twice, or missing.
     """
-    path = folder / POINTS
+    path = points_file(folder)
     _require_file(path)
     records: dict[Cell, CellRecord] = {}
     seen: set[tuple[Any, ...]] = set()
@@ -333,7 +347,7 @@ def results_folders(paths: Iterable[Path]) -> list[Path]:
 
 def folders_below(path: Path) -> list[Path]:
     """Return the results folders at or below a path."""
-    names = (POINTS, "results.csv")
+    names = (POINTS, PACKED, "results.csv")
     return sorted({file.parent for name in names for file in Path(path).rglob(name)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -23,7 +24,7 @@ FSBENCH = """#!/bin/bash
 echo "$*" >> "$CALLS"
 trap "exit 130" INT
 [ "$2" = deaf ] && trap "" INT
-mkdir -p "$3" && touch "$3/env.json"
+mkdir -p "$3" && touch "$3/env.json" && echo "{}" >> "$3/points.jsonl"
 case $2 in
     fails) exit 3 ;;
     waits | deaf) while true; do sleep 0.05; done ;;
@@ -112,13 +113,17 @@ def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
         )
     assert "exit" not in state["long"] and state["long"]["seconds"] >= 3600 and "b" not in state
     jobs = {"long": (f"{mode} ends", 1), "b": ("verify ends", 1)}
-    part = tmp_path / "out" / state["long"]["out"] / "part"
+    out = tmp_path / "out" / state["long"]["out"]
+    assert {each.name for each in out.iterdir()} == {"env.json", "points.jsonl"}
+    part = out / "part"
     part.touch()
     state, calls = call(jobs, "--minutes", "5")
     assert calls == (["run --resume long"] if mode == "run" else []) + ["verify ends b"]
     state, calls = call(jobs)
     assert calls == ([] if mode == "run" else [resumed]) and state["long"]["exit"] == 0
     assert part.exists() == (mode == "run")
+    samples = gzip.decompress((out / "points.jsonl.gz").read_bytes())  # packed when the job ended
+    assert samples == b"{}\n" * (2 if mode == "run" else 1) and not (out / "points.jsonl").exists()
 
 
 def test_a_job_begins_only_if_its_time_fits(call):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 from cells import cell
@@ -12,8 +10,9 @@ from tree import H200
 from fsbench.records import breakdown
 from fsbench.records.breakdown import Part, Split, kernel_rows, part_of, split
 from fsbench.records.cell import CellRecord, Round
+from fsbench.records.lines import read_lines
 
-POINTS = H200 / "paper-20261123" / "points.jsonl"
+POINTS = H200 / "paper-20261123" / "points.jsonl.gz"
 
 CELL = cell(fused=False)
 
@@ -57,8 +56,8 @@ def test_the_purpose_of_a_kernel_follows_from_its_name(part, name):
 def test_every_kernel_of_the_committed_runs_is_known():
     """But for those of fused samplers, whose names are not asked: they have one kernel each."""
     seen: dict[bool, set[str]] = {True: set(), False: set()}
-    for line in POINTS.open():
-        point = json.loads(line)
+    for line in read_lines(POINTS):
+        point = line.value
         if point["cell"]["kind"] == "exact":
             kernels = set(point.get("measured", {}).get("kernels", ()))
             assert len(kernels) <= 1 or not point["cell"]["fused"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 
@@ -15,7 +16,13 @@ from fsbench.errors import ResultsError
 from fsbench.records import lines as lines_of
 from fsbench.records.cell import FORMS, LACKS, STATUSES, Host, Loop, Round
 from fsbench.records.disk import write_atomically
-from fsbench.records.store import Store, read_environment, read_records, results_folders
+from fsbench.records.store import (
+    Store,
+    folders_below,
+    read_environment,
+    read_records,
+    results_folders,
+)
 
 times = st.lists(st.floats(0, 1e7), min_size=3, max_size=3)
 rounds = st.builds(
@@ -126,6 +133,35 @@ def test_a_folder_with_results_is_not_started_again(folder, name):
     with pytest.raises(ResultsError, match="already holds results; use --resume"):
         Store.create(folder, MACHINE)
     assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
+
+
+@pytest.fixture
+def packed(folder):
+    """A record as it is committed."""
+    points = folder / "points.jsonl"
+    (folder / "points.jsonl.gz").write_bytes(gzip.compress(points.read_bytes()))
+    points.unlink()
+    return folder
+
+
+def test_a_packed_record_is_read_and_not_continued(folder, packed):
+    assert numbers(read_records(packed)) == {"fast": [0, 1, 2], "slow": []}
+    assert folders_below(packed.parent) == [packed]
+    with pytest.raises(ResultsError, match=r"expected points\.jsonl; unpack it by gunzip first"):
+        Store.resume(packed, MACHINE)
+    (packed / "results.csv").unlink(missing_ok=True)
+    with pytest.raises(ResultsError, match="already holds results"):
+        Store.create(packed, MACHINE)
+    assert not (packed / "points.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:40] + data[90:],
+                                    lambda data: b"plain text"])  # fmt: skip
+def test_a_damaged_packed_record_is_refused_by_name(packed, damage):
+    path = packed / "points.jsonl.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ResultsError, match=r"points\.jsonl\.gz"):
+        read_records(packed)
 
 
 def test_a_run_killed_before_its_first_line_can_be_resumed_or_started_again(tmp_path):

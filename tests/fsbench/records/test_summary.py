@@ -121,7 +121,7 @@ def test_committed_results_follow_from_their_samples(name):
 
 @pytest.mark.full
 def test_all_committed_results_follow_from_their_samples():
-    folders = [path.parent for path in RESULTS.rglob("points.jsonl")]
+    folders = [path.parent for path in RESULTS.rglob("points.jsonl*")]
     assert len(folders) > 20
     for folder in folders:
         if (folder / "results.csv").exists():
