@@ -18,7 +18,11 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.tables import find
 from fsbench.problem import Problem
 from fsbench.provider import Kind
+from fsbench.verify import verify
+from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
+
+FULL = pytest.mark.full
 
 FILES = sorted((ROOT / "tools" / "cases").glob("*.py"))
 SHIPPED = set(discover())
@@ -57,6 +61,17 @@ def test_a_case_passes_the_check_before_timing(name):
     assert provider.unsupported_reason(SMALL) is None
     check = check_on_problem(provider, SMALL, launch, hidden, weight)
     assert check.passed, check.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["option_soft_cap", "option_vocab_size", pytest.param("option_plain", marks=FULL)]
+)
+def test_an_option_with_the_distribution_of_the_problem_passes_the_gate(name, effort):
+    """`fsbench run` does not time a sampler that fails it."""
+    small = {"any_shapes": ((1, 1), (17, 129)), "truncated_draws": 2**11}
+    effort("gate", fit_draws=2**12, vocabulary=1000, **small)
+    checks = list(verify(CASES[name].provider, Setting("cpu", "fp32")))
+    assert checks and all(check.passed for check in checks), checks
 
 
 def test_filters_as_tensors_draw_what_numbers_draw():

@@ -64,8 +64,8 @@ SEEDS_OF_ROWS: dict[str, Options] = {
 """Options that replace the step's seed, so that no check applies to the tokens."""
 
 SAME_DISTRIBUTION: dict[str, Options] = {
-    "soft_cap": lambda p: {"soft_cap": 1000.0},
-    "vocab_size": lambda p: {"vocab_size": p.V - min(77, p.V // 1000)},
+    "soft_cap": lambda p: {"soft_cap": 1e5},
+    "vocab_size": lambda p: {"vocab_size": p.V - (77 if p.V > 100_000 else 0)},
     "samples_2": lambda p: {"num_samples": 2},
     "samples_8": lambda p: {"num_samples": 8},
 }
