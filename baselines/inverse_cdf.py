@@ -3,21 +3,22 @@
     p = softmax(hidden @ weight.T / T),  c_i = p_1 + .. + p_i,  token = min {i : c_i > u c_V}
 
 One uniform u per row replaces a random number per token; in return the probabilities are written,
-summed and searched, each in a pass of its own. The paper's line 8 is min {i : c_i >= u}. It finds
-no token if c_V < u, and the first token, whatever its probability, if u = 0. So here u is
-multiplied by c_V, which no rounding lifts to c_V, and the comparison is strict. The noise is
-torch's generator: seed and offset are not read.
+summed and searched in separate passes. The paper's line 8 is min {i : c_i >= u}. It finds no token
+if c_V < u, and the first token, whatever its probability, if u = 0. So here u is multiplied by c_V,
+which no rounding lifts to c_V, and the comparison is strict. The noise is torch's generator: seed
+and offset are not read.
 
-Limits of fp32, for V = 151,936, over all 2^24 values of u against float64
-(tests/baselines/test_inverse_cdf.py computes each number):
+Limits of fp32, for V = 151,936. The numbers are over all 2^24 values of u against float64;
+tests/baselines/test_inverse_cdf.py computes them, except for those of an H200 (torch 2.11,
+2026-11-26), of which there is no record:
 
 - c_i and u are multiples of 2^-24 near 1, and so is every probability. Equal logits are drawn with
-  a total variation distance of 0.0022. Under Zipf's law a token likelier than e^-11 is off by up to
-  0.3 %. Of tokens 18 T below a leading one 75 % are never drawn; the others make up for them.
+  a total variation distance of 0.0022. If probabilities fall as 1 / rank, a token likelier than
+  e^-11 is off by up to 0.3 %. Of tokens 18 T below a leading one 75 % are never drawn; the others
+  make up for them.
 - torch sums in float64 on a CPU and rounds each c_i; a GPU sums blocks of terms in fp32. In the
   worst order, one term after the other from the leading token on, those 16 T below it are drawn
-  7.6 % too often, and those 18 T below never. An H200 (torch 2.11) draws both as often as it
-  should, as a whole.
+  7.6 % too often, and those 18 T below never. An H200 draws both as often as it should, as a whole.
 - Sums of blocks need not grow with i. On an H200, in a row whose every seventh token has
   probability, 289 of the 130,230 others have c_i > c_(i - 1), so they can be drawn.
 
