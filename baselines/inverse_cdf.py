@@ -10,7 +10,7 @@ and offset are not read.
 
 Limits of fp32, for V = 151,936. The numbers are over all 2^24 values of u against float64;
 tests/baselines/test_inverse_cdf.py computes them, except for those of an H200 (torch 2.11,
-2026-11-26), of which there is no record:
+2026-11-26; not recorded):
 
 - c_i and u are multiples of 2^-24 near 1, and so is every probability. Equal logits are drawn with
   a total variation distance of 0.0022. If probabilities fall as 1 / rank, a token likelier than
