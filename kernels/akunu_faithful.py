@@ -4,7 +4,8 @@ cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp
 another launch. Deviations from the exact distribution: the threshold of top-k comes from 12
 bisections, to 0.007 of a logit, that of top-p from 8, which keep at most p; u is clamped to
 [1e-7, 1 - 1e-7]; scores have 11 bits, so some winners are ties, which the lower token wins.
-`akunu_exact` has no such deviations; docs/guide/filters-and-penalties.md has their effects.
+`akunu_exact` has no such deviations; docs/results/filters.md has their effects. The text's
+repetition penalty is not built.
 
 Undefined rows, by reading: a NaN logit is never above a threshold, and argmax decides whether it
 wins; a row without a finite logit gives token 0.

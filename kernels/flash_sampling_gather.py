@@ -1,7 +1,7 @@
 """FlashSampling on each rank, then an all-gather of its sample and log-mass: Algorithm I.4.
 
 A rank draws a token from its rows and computes their log-mass L_k = log sum exp(y / T), which is
-all that Lemma D.1 needs. The ranks gather one word per row, (L_k, token), and choose a rank by
+all that Lemma D.2 needs. The ranks gather one word per row, (L_k, token), and choose a rank by
 Gumbel-max on L_k, with noise that is the same on all ranks and shared with no other noise. So a
 plain collective carries O(1) scalars per rank and row. Tokens have the distribution of one GPU, but
 are not its tokens: the noise that chooses a rank is not that of its tokens.

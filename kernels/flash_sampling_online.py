@@ -1,7 +1,8 @@
 """Streaming Gumbel-max over vocabulary chunks, in plain torch: the memory-saving form of the idea.
 
 Algorithm I.1 of the FlashSampling paper applied to logits that are computed chunk by chunk: at any
-moment a few columns of logits exist, and per row one running best. It runs wherever torch does; on
+moment [B, 8192] logits exist, in memory, and per row one running best. The paper's "online" variant
+is another, Algorithm I.3 (group_gumbel_online). It runs wherever torch does; on
 a CPU the chunk of logits stays in cache between the matmul and the noise.
 """
 

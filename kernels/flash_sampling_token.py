@@ -1,6 +1,7 @@
-"""FlashSampling with token noise: Algorithm 1, one Gumbel for every token.
+"""FlashSampling with token noise: one Gumbel for every token, as the paper's Algorithm 1.
 
-The kernel is that of flash_sampling; the difference in time is what group noise saves.
+Its stage 2 is not a launch: programs merge their candidates by an atomic maximum. The kernel is
+that of flash_sampling; the difference in time is what group noise saves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """FlashSampling with top-k, top-p and min-p: draw from all tokens, and again if that is cut off.
 
-Section D.6 of the FlashSampling paper shows that filters can be applied to the candidates of tiles;
-for k = 50 the candidates would have more bytes than the logits. Here the fused kernel draws its
-token and writes each logit once, with the largest of every 32. The kernels after it read only
-logits that can be kept (truncated.select): they keep the token if the filters do, else they draw
-from the kept tokens.
+The fused kernel draws its token and writes each logit once, with the largest of every 32. The
+kernels after it read only logits that can be kept (truncated.select): they keep the token if the
+filters do, else they draw from the kept tokens. This is not the scheme of the paper's appendix D.6,
+which keeps the k largest logits of every tile (docs/design/log.md compares them).
 """
 
 from __future__ import annotations

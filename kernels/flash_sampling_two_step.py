@@ -4,7 +4,9 @@ The memory and the words are those of flash_sampling over several GPUs, but a se
 them after the first has ended, not its last program. The difference in time is the gain of an
 exchange inside the kernel.
 
-On one GPU it is flash_sampling with the decoding in a second launch.
+The two steps are not the two stages of the paper's Algorithm 1. There stage 2 reduces the
+candidates of all tiles; here the first kernel does that, as flash_sampling does, and the second
+launch gets one candidate per rank and row. On one GPU it only decodes the tokens.
 """
 
 from __future__ import annotations

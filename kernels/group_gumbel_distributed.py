@@ -1,9 +1,9 @@
-"""Distributed Group-Gumbel-Max: one log-mass and one sample per shard of the vocabulary, merged.
+"""Distributed Group-Gumbel-Max in one process: one log-mass and one sample per shard, merged.
 
-Algorithm I.4 of the FlashSampling paper, here over shards in one process. A rank of a
-tensor-parallel LM head computes (L_k, z_k) for every row from its rows of the weight; the ranks
-exchange these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k
-(Lemma D.2), and the rank's sample is the row's token.
+Algorithm I.4 of the FlashSampling paper without its ranks: nothing is sent. A rank of a
+tensor-parallel LM head would compute (L_k, z_k) for every row from its rows of the weight and send
+these two numbers, not logits; `merge` then draws the rank by Gumbel-max on L_k (Lemma D.2), and the
+rank's sample is the row's token. flash_sampling_gather does this over several GPUs.
 """
 
 from __future__ import annotations

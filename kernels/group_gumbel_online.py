@@ -8,6 +8,9 @@ binary rule of Lemma D.3: the sample becomes z_k with probability
 
 and L becomes log(exp(L) + exp(L_k)). Unlike the running maximum of flash_sampling_online, this
 keeps no score, and computes the normalizer, too.
+
+The paper draws z_k after the choice, and only in rows that replace. Here every row draws it:
+otherwise the host would have to read the choices. The draw in a chunk is an exponential race.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Parallel Group-Gumbel-Max over stored logits: a sample and a log-mass per group, then a group.
 
-Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits. One program per
+Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits; the paper computes
+a group's logits on chip (fused, with groups of 32, that is flash_sampling). One program per
 (row, group) finds the group's exact sample z_k, with token noise (docs/design/noise.md), and its
 log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k (Lemma D.2),
 with noise that tokens do not use, and returns z_k and log Z = log sum_k exp(L_k).

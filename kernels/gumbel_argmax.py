@@ -1,8 +1,8 @@
 """Gumbel-max over stored logits, one pass, one launch: the fastest sampler that is not fused.
 
-Algorithm I.1 of the FlashSampling paper, parallel over chunks of the vocabulary: cuBLAS writes the
-logits, this kernel reads them once, adds the same group noise as the fused kernel and keeps the
-best candidate; the last program of a row decodes its token.
+Algorithm I.1 of the FlashSampling paper, parallel over chunks of the vocabulary, and with one
+Gumbel for 32 tokens: cuBLAS writes the logits, this kernel reads them once, adds the same group
+noise as the fused kernel and keeps the best candidate; the last program of a row decodes its token.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _where(row: dict[str, Any]) -> str:
 
 CLAIMS = {
     "noise": "tokens follow docs/design/noise.md (token or group noise)",
-    "fused": "the logits never reach memory",
+    "fused": "no [B, V] logits in memory",
     "zero_temperature": "temperature 0 is accepted and greedy",
     "graph_safe": "can be captured in a CUDA graph",
     "host_sync_free": "no launch makes the host wait for the GPU",

@@ -1,4 +1,4 @@
-"""The portable kernel: Algorithm 1 of FlashSampling in Triton, in one launch.
+"""The portable kernel: both stages of FlashSampling's Algorithm 1 in one Triton launch.
 
 A persistent program has one block of batch rows and loops over vocabulary tiles. For each tile it
 accumulates logits in fp32 on chip, adds noise, and updates one packed candidate per row (the

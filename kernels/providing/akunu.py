@@ -19,8 +19,9 @@ parts of it:
     2 each of these is compared with all: its rank is for top-k, the mass above it for top-p
 
 That is with top-k; without it, or with more tokens at the threshold than there is room for, it
-reads the row for every step of a search. docs/guide/filters-and-penalties.md has what the
-approximations cost.
+reads the row for every step of a search. docs/results/filters.md has what the approximations cost.
+
+The text begins with a repetition penalty, which neither kernel has.
 """
 
 import triton

@@ -21,7 +21,7 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 WRITTEN_BY_USERS = {
     "audit.html",
-    "inverse_cdf.py",
+    "inverse_cdf_fp64.py",
     "my_sampler.py",
     "FILE.py",
     "e2e.md",

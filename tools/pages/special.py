@@ -126,17 +126,53 @@ def e2e_models() -> str:
     return f"Models: {listed(f'`{name}`' for name in decoders())}."
 
 
+_CODES = 2**17
+"""Codes with the largest Gumbels, all those above 10.4: no other decides a draw from the tail."""
+
+
+def _uniforms() -> dict[str, np.ndarray]:
+    """Return, by name of a map of 32 random bits, the Gumbels of its `_CODES` largest, ascending.
+
+    Each map uses the number type that its name says; the logarithms are in float64 for all.
+    """
+    low = np.arange(_CODES, 0, -1) - 1  # the contract's largest Gumbels are of the smallest codes
+    high = np.arange(2**32 - _CODES, 2**32)
+    with np.errstate(divide="ignore"):
+        paper = (high + 1).astype(np.float32) / np.float32(2**32 + 1)
+        largest = {
+            "this contract": -np.log(-np.log1p(-(low + 0.5) / 2**32)),
+            "Appendix J in float64": -np.log(-np.log((high + 1) / (2**32 + 1))),
+            "Appendix J in fp32": -np.log(-np.log(paper.astype(np.float64))),
+            "24 bits, from 0 to 1 - 2^-24": -np.log(-np.log((high >> 8) / 2**24)),
+        }
+    return largest
+
+
 @block
-def tail_of_the_contract() -> str:
-    """Return P(a tail token beats the dominant one) of the 2^32 codes over the exact one."""
+def tails_of_uniforms() -> str:
+    """Return what maps of 32 random bits to a Gumbel do to the tail, for V = 151,936.
+
+    The last columns are P(a tail token beats the dominant one) of the 2^32 codes over the exact
+    one. Before them: the share of rows whose largest Gumbel should exceed the map's largest finite
+    one, and the share of rows that have a Gumbel of +inf.
+    """
     V = 151_936
     t = np.linspace(1e-9, 1 - 1e-9, 1_000_001)
     dominant = -np.log(-np.log(t))  # its Gumbel, at the quantiles t
-    shares = {}
-    for gap in range(14, 26, 2):
-        u = -np.expm1(-np.exp(-(dominant + gap)))  # a tail Gumbel is above it for smaller u
-        p = np.ceil(u * 2.0**32 - 0.5).clip(0) / 2.0**32
-        drawn = -np.expm1((V - 1) * np.log1p(-p)).mean()
-        tail = (V - 1) * np.exp(-gap)
-        shares[gap] = f"{drawn * (1 + tail) / tail:.2f}"
-    return table(["gap", *shares], [["drawn / exact", *shares.values()]])
+    gaps = range(14, 26, 2)
+    rows = []
+    for name, g in _uniforms().items():
+        last = g[np.isfinite(g)].max()
+        beyond = -np.expm1(-V * np.exp(-last))
+        codes = int(np.isinf(g).sum())
+        infinite = f"{-np.expm1(V * np.log1p(-codes / 2**32)):.2%}" if codes else "0"
+        row = [name, f"{last:.2f}", f"{beyond:.2g}", str(codes), infinite]
+        for gap in gaps:
+            p = (_CODES - np.searchsorted(g, dominant + gap, side="right")) / 2**32
+            drawn = -np.expm1((V - 1) * np.log1p(-p)).mean()
+            tail = (V - 1) * np.exp(-gap)
+            share = abs(drawn) / (tail / (1 + tail))  # 0.0 may come as -0.0
+            row.append(f"{share:.2f}" if share < 10 else f"{share:.0f}")
+        rows.append(row)
+    heads = ["uniform", "largest finite g", "rows beyond it", "codes with g = +inf"]
+    return table([*heads, "rows with one", *(f"gap {gap}" for gap in gaps)], rows)
