@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pages import tables
+from pages import computed, tables
 from pages.blocks import BLOCKS, source
 from pages.tables import check_claim, declared, records_of, rows_of
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
@@ -180,6 +180,21 @@ def test_below_numbers_of_a_run_are_the_warnings_of_its_report() -> None:
                         lacking.append(f"{by_name(page)}, {match[2]}: {run}: {warning.doubt}")
     assert not lacking, "\n".join(lacking)
     assert shown > 20
+
+
+def test_speedups_of_the_authors_kernel_are_ratios_within_runs() -> None:
+    """Table 4 at B = 64 over FI2, from the raw times; a ~ says that two runs were used."""
+    paper, authors = (
+        read_csv(ROOT / "results" / run).query("d == 4096 and b == 64").set_index("provider")
+        for run in ("h100/paper-20261123", "h100/authors-20261126")
+    )
+    over_matmul = paper.median_us["flashinfer_gumbel"] / paper.median_us["matmul_only"]
+    of_matmul = authors.median_us["matmul_only"] / authors.median_us["flashsampling_authors"]
+    rows = computed.beside_the_paper("h100/paper-20261123", "h100/authors-20261126")
+    (cell,) = rows.query("d == 4096 and b == 64 and method == 'FI2'").itertuples()
+    assert cell.theirs_through == pytest.approx(over_matmul * of_matmul)
+    assert pd.isna(cell.theirs)
+    assert not rows.query("d == 8192").theirs_through.notna().any()
 
 
 def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ SMALL = (4096, 151_936)
 """D and V of the smaller of the paper's LM heads."""
 
 HOPPER, PORTABLE, MATMUL = "flash_sampling_hopper", "flash_sampling", "matmul_only"
+AUTHORS = "flashsampling_authors"
 
 BLOCKS: dict[str, Callable[..., str]] = {}
 """Name in a marker -> the function that returns the block's Markdown."""
