@@ -30,3 +30,18 @@ def speedups(gpu: str) -> pd.DataFrame:
         for number, shape in source()["speedups"].items()
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def scaling(tp: int) -> pd.DataFrame:
+    """Return the published speedups on `tp` GPUs: the columns of `speedups`.
+
+    Empty if the paper has no times on so many GPUs.
+    """
+    ((number, shape),) = source()["scaling"].items()
+    times, column = table(int(number)), f"tp{tp}_us"
+    if column not in times:
+        times = times[:0].assign(**{column: 0.0})
+    is_fused = times["method"] == source()["fused"]["method"]
+    fused = times["b"].map(times[is_fused].set_index("b")[column])
+    ratios = times.assign(table=int(number), **shape, paper=times[column] / fused)[~is_fused]
+    return ratios[["table", "d", "v", "b", "method", "paper"]]

@@ -1,4 +1,4 @@
-"""Compare a run with the paper's Tables 4 and 5: our speedups divided by the published ones.
+"""Compare a run with the paper's Tables 4, 5 and 6: our speedups divided by the published ones.
 
 A speedup is the time of a sampler that stores its logits divided by the time of the fused sampler
 in the same run, so it compares across machines better than a time does. `better` than the paper
@@ -57,7 +57,42 @@ def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:
     published = tables.speedups(gpu)
     if (first["dtype"], first.tp) != ("bf16", 1):
         published = published[:0]
-    parts = []
+    return _beside(published, configuration, fused)
+
+
+def cells_through(configuration: Configuration, gpu: str, fused: str, common: str) -> pd.DataFrame:
+    """Return `cells` of a fused sampler that no run has measured together with the baselines.
+
+    `ours` is the product of two ratios, each of one run: baseline / common and common / fused. It
+    carries the difference of both machines in how fast they run the rest relative to `common`.
+
+    Args:
+        common: name of a sampler that was measured in both runs.
+    """
+    above = cells(configuration, gpu, common)
+    below = configuration.ratio(common, fused).add_suffix("_below")
+    both = above.merge(below, on="b")
+    products = {"ours": both.ours * both.value_below}
+    products |= {end: both[end] * both[f"{end}_below"] for end in ("lo", "hi")}
+    return both.assign(**products, ratio=products["ours"] / both.paper)[above.columns]
+
+
+def cells_over_ranks(configuration: Configuration, fused: str) -> pd.DataFrame:
+    """Return the cells of Table 6, as speedups, that a configuration on 1 to 8 GPUs measured too.
+
+    The paper prints lowest times, ours are medians, and it does not say which GPU it used.
+
+    Returns:
+        The columns of `cells`. Empty if the table has no such shape, dtype or number of GPUs.
+    """
+    first = configuration.rows.iloc[0]
+    published = tables.scaling(first.tp)
+    return _beside(published if first["dtype"] == "bf16" else published[:0], configuration, fused)
+
+
+def _beside(published: pd.DataFrame, configuration: Configuration, fused: str) -> pd.DataFrame:
+    """Return published speedups (columns as tables.speedups) next to those that were measured."""
+    first, parts = configuration.rows.iloc[0], []
     for method, entry in paper.source()["baselines"].items():
         provider = entry["provider"]
         speedups = configuration.ratio(provider, fused).rename(columns={"value": "ours"})

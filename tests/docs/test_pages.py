@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pages import tables
+from pages import computed, tables
 from pages.blocks import BLOCKS, source
-from pages.tables import check_claim, declared, rows_of
+from pages.tables import check_claim, declared, records_of, rows_of
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
 from tree import H200, ROOT
 from typer.testing import CliRunner
@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from fsbench.cli import app
 from fsbench.discover import discover
 from fsbench.records.store import read_environment, read_records
-from fsbench.records.summary import frame
+from fsbench.records.summary import frame, read_csv
+from fsbench.report.measurement_warnings import measurement_warnings
 from fsbench.report.tables import configurations, markdown
 from fsbench.verify.battery import CHECKS
 
@@ -157,6 +158,43 @@ def test_a_table_of_measurements_names_gpu_date_and_commit() -> None:
         entry = declared()["table"].get(match[2])
         if entry is not None and entry.get("source", True):
             assert re.search(r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}", match[0], re.M), match[2]
+
+
+def runs_of(block: str, text: str) -> set[str]:
+    """Runs of fsbench below results/ that a block of a page has numbers of."""
+    view = declared()["table"].get(block, {}).get("in")
+    records = {*re.findall(r"\]\((?:\.\./)*results/([^)]+)\)", text)}
+    records |= {*(records_of(view) if view else ())}
+    return {each for each in records if (ROOT / "results" / each / "results.csv").exists()}
+
+
+def test_below_numbers_of_a_run_are_the_warnings_of_its_report() -> None:
+    """Clocks that differ, wide intervals: a reader must see them where the numbers are."""
+    lacking, shown = [], 0
+    for page in pages():
+        for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            for run in runs_of(match[2], match[0]):
+                for warning in measurement_warnings(read_csv(ROOT / "results" / run)):
+                    shown += warning.doubt in match[0]
+                    if warning.doubt not in match[0]:
+                        lacking.append(f"{by_name(page)}, {match[2]}: {run}: {warning.doubt}")
+    assert not lacking, "\n".join(lacking)
+    assert shown > 20
+
+
+def test_speedups_of_the_authors_kernel_are_ratios_within_runs() -> None:
+    """Table 4 at B = 64 over FI2, from the raw times; a ~ says that two runs were used."""
+    paper, authors = (
+        read_csv(ROOT / "results" / run).query("d == 4096 and b == 64").set_index("provider")
+        for run in ("h100/paper-20261123", "h100/authors-20261126")
+    )
+    over_matmul = paper.median_us["flashinfer_gumbel"] / paper.median_us["matmul_only"]
+    of_matmul = authors.median_us["matmul_only"] / authors.median_us["flashsampling_authors"]
+    rows = computed.beside_the_paper("h100/paper-20261123", "h100/authors-20261126")
+    (cell,) = rows.query("d == 4096 and b == 64 and method == 'FI2'").itertuples()
+    assert cell.theirs_through == pytest.approx(over_matmul * of_matmul)
+    assert pd.isna(cell.theirs)
+    assert not rows.query("d == 8192").theirs_through.notna().any()
 
 
 def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

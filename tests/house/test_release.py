@@ -1,20 +1,27 @@
-"""Check the version, the map of folders in CONTRIBUTING.md, and the contents of a wheel."""
+"""Check the version, the map of folders in CONTRIBUTING.md, and that distributions are whole."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
+import zipfile
+from datetime import date
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tree import ROOT
 
 import fsbench
+from fsbench.records.summary import read_csv
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("fsbench", "kernels", "baselines")
@@ -49,10 +56,22 @@ def test_only_the_recording_environment_pins_a_package():
 
 
 def test_changelog_and_citation_are_of_this_version():
-    newest = re.search(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
+    newest = re.search(r"^## \[(.+?)\] - (.+)$", text("CHANGELOG.md"), re.MULTILINE)
     cited = re.search(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE)
-    assert newest and cited
+    released = re.search(r"^date-released: (\S+)$", text("CITATION.cff"), re.MULTILINE)
+    assert newest and cited and released
     assert newest[1] == cited[1] == fsbench.__version__
+    assert newest[2] == released[1] == date.fromisoformat(released[1]).isoformat()
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog():
+    changelog = text("CHANGELOG.md")
+    releases = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
+    days = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d)", each) for each in releases]
+    assert all(days), releases
+    assert sorted((day[1] for day in days if day), reverse=True) == [day[1] for day in days if day]
+    sections = set(re.findall(r"^### (.*)$", changelog, re.MULTILINE))
+    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_the_citation_is_of_the_paper_that_the_tables_are_from():
@@ -113,32 +132,90 @@ def test_every_data_file_is_installed():
     }
     records = {path for path in installed if path.is_relative_to(ROOT / "results")}
     assert data_files == installed - records
-    assert {"results.csv", "env.json"} <= {path.name for path in records}
-    assert not any(path.suffix == ".jsonl" for path in records)
+    assert {path.name for path in records} == {"results.csv", "env.json"}
+
+
+def call(*command: object, **options: Any) -> str:
+    """Run a command; return its output, or fail with it."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files that git tracks or would add: no leftover of a build gets into ours."""
+    copy = tmp_path_factory.mktemp("tree")
+    listed = call("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in listed.rstrip("\0").split("\0"):
+        if os.path.lexists(ROOT / name):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    return copy
+
+
+def built(kind: str, source: Path, folder: Path) -> Path:
+    """Build an sdist or a wheel by `python -m build`; return the only file in `folder`."""
+    call(sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "-o", folder, source)
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", tree, tmp_path_factory.mktemp("wheel"))
+
+
+def files_of(wheel: Path) -> dict[str, int]:
+    """Return name -> checksum; 0 for the compiled core and for the list of checksums."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            each.filename: 0 if each.filename.endswith((".so", "/RECORD")) else each.CRC
+            for each in archive.infolist()
+        }
 
 
 @pytest.mark.full
-def test_the_distributions_install_and_run_the_smoke_preset(tmp_path):
-    """`python -m build` makes an sdist and a wheel, and the wheel runs without the checkout."""
+def test_the_wheel_has_every_file_of_the_packages(tree, wheel):
+    files = [path for folder in PACKAGES for path in (tree / folder).rglob("*.*") if path.is_file()]
+    files += [*(tree / "results").rglob("results.csv"), *(tree / "results").rglob("env.json")]
+    names = {path.relative_to(tree).as_posix() for path in files}
+    expected = {f"fsbench/{name.removeprefix('fsbench/')}" for name in names}
+    metadata = f"fsbench-{fsbench.__version__}.dist-info/"
+    packed = {name for name in files_of(wheel) if not name.startswith(metadata)}
+    core = {name for name in packed if re.fullmatch(r"fsbench/simple/_native\..+\.so", name)}
+    assert packed - core == expected
 
-    def call(*command: object, **options) -> str:
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT)
-    (wheel,) = tmp_path.glob("*.whl")
-    (sdist,) = tmp_path.glob("*.tar.gz")
+@pytest.mark.full
+def test_the_sdist_makes_the_same_wheel(tree, wheel, tmp_path):
+    sdist = built("sdist", tree, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
-        assert any(name.endswith("fsbench/kernels/fused/api.py") for name in archive.getnames())
-    site = tmp_path / "site"
-    call(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel)
-    env = {**os.environ, "PYTHONPATH": str(site)}
-    run = ("-m", "fsbench", "run", "--preset", "smoke", "--batch", "1", "--provider", "multinomial")
-    out = call(sys.executable, *run, "--out", "out", cwd=tmp_path, env=env)
-    assert "Multinomial" in out
-    assert (tmp_path / "out" / "results.csv").is_file()
-    imported = call(
-        sys.executable, "-c", "import fsbench; print(fsbench.__file__)", cwd=tmp_path, env=env
-    )
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    of_sdist = built("wheel", unpacked, tmp_path / "wheel")
+    assert of_sdist.name == wheel.name
+    assert files_of(of_sdist) == files_of(wheel)
+
+
+@pytest.mark.full
+def test_the_wheel_runs_the_smoke_preset_in_a_fresh_environment(wheel, tmp_path):
+    """Outside the checkout. torch and the others are those of the tests, not downloaded."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    installing = ("install", "-q", "--no-deps", "--no-index", wheel)
+    call(sys.executable, "-m", "pip", "--python", python, *installing)
+    (site,) = environment.glob("lib/python*/site-packages")
+    # A path of a .pth file comes after `site`, and .pth files in it, as of an editable fsbench,
+    # have no effect.
+    (site / "packages-of-the-tests.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    imported = call(python, "-c", "import fsbench; print(fsbench.__file__)", cwd=tmp_path, env=env)
     assert imported.startswith(str(site))
+    command = environment / "bin" / "fsbench"
+    out = call(command, "run", "--preset", "smoke", "--out", "out", cwd=tmp_path, env=env)
+    assert "Multinomial" in out
+    results = read_csv(tmp_path / "out")
+    assert len(results) and set(results.status) == {"ok"}
+    assert results.median_us.gt(0).all()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fsbench.records.summary import read_csv
+from fsbench.report.measurement_warnings import measurement_warnings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -14,6 +18,7 @@ SMALL = (4096, 151_936)
 """D and V of the smaller of the paper's LM heads."""
 
 HOPPER, PORTABLE, MATMUL = "flash_sampling_hopper", "flash_sampling", "matmul_only"
+AUTHORS = "flashsampling_authors"
 
 BLOCKS: dict[str, Callable[..., str]] = {}
 """Name in a marker -> the function that returns the block's Markdown."""
@@ -87,15 +92,36 @@ def measured_on(*records: str) -> str:
 
 
 def source(*records: str) -> str:
-    """Return one line below a table: what its records were measured on, and links to them."""
+    """Return what is below a table: GPU, date and commit, links to its records, their warnings.
+
+    Several records with the same warning share a line.
+    """
     folders = (Path(record).parent for record in records)
     of_a_run = [(RESULTS / folder / "env.json").exists() for folder in folders]
     sources = [
         str(Path(record).parent) if is_run else record
         for record, is_run in zip(records, of_a_run, strict=True)
     ]
-    links = (f"[{Path(record).name}](ROOT/results/{record})" for record in dict.fromkeys(sources))
-    return f"*{measured_on(*records)}. Record: {', '.join(links)}.*"
+    named = dict.fromkeys(sources)
+    line = f"*{measured_on(*records)}. Record: {', '.join(map(_link, named))}.*"
+    of_records: dict[str, list[str]] = {}
+    for record in named:
+        for doubt in doubts(record):
+            of_records.setdefault(doubt, []).append(_link(record))
+    warned = [f"Warning, {', '.join(links)}: {doubt}." for doubt, links in of_records.items()]
+    return f"{line}\n\n{bullets(*warned)}" if warned else line
+
+
+def _link(record: str) -> str:
+    return f"[{Path(record).name}](ROOT/results/{record})"
+
+
+@cache
+def doubts(record: str) -> list[str]:
+    """Return what the report doubts about a run, by its path below results/; else nothing."""
+    if not (RESULTS / record / "results.csv").exists():
+        return []
+    return [each.doubt for each in measurement_warnings(read_csv(RESULTS / record))]
 
 
 def place(run: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fsbench import paper
 from fsbench.cli.hotvocab import of_run
 from fsbench.problem import models as named_models
 from fsbench.records.summary import read_csv
@@ -20,7 +19,7 @@ from fsbench.report.tables import Configuration, configurations
 from fsbench.simple.hot import Coverage
 from fsbench.simple.pipeline import Sampling, steady_state
 from fsbench.simple.sizing import Cost, best
-from pages.blocks import HOPPER, MATMUL, RESULTS, SMALL
+from pages.blocks import AUTHORS, HOPPER, MATMUL, PORTABLE, RESULTS, SMALL
 
 
 def models() -> pd.DataFrame:
@@ -64,12 +63,42 @@ def logits_store_overhead(name: str) -> pd.DataFrame:
     )
 
 
-def beside_the_paper(name: str) -> pd.DataFrame:
-    """Return our speedups over the paper's on an H200 (Tables 4 and 5), with verdicts."""
-    compared = beside_paper.compare(measured(name), "h200", paper.source()["fused"]["provider"])
-    cells = pd.concat([cells for _, cells in compared], ignore_index=True)
+def beside_the_paper(*names: str) -> pd.DataFrame:
+    """Return speedups over the paper's baselines (Tables 4 and 5): published, ours and theirs.
+
+    Theirs is the authors' kernel on our machine: over baselines of the same run (`theirs`), or
+    each over the matmul alone of its run (`theirs_through`). NaN if it was not measured.
+    """
+    rows = pd.concat([read_csv(RESULTS / name) for name in names], ignore_index=True)
+    # It takes its seed from the host, so it cannot be replayed as the others are.
+    rows = rows.assign(graph=rows.graph | (rows.provider == AUTHORS))
+    parts = []
+    for each in configurations(rows):
+        gpu = each.rows.gpu.iloc[0]
+        one = beside_paper.cells(each, gpu, PORTABLE)
+        others = {
+            "hopper": beside_paper.cells(each, gpu, HOPPER),
+            "theirs": beside_paper.cells(each, gpu, AUTHORS),
+            "theirs_through": beside_paper.cells_through(each, gpu, AUTHORS, MATMUL),
+        }
+        for column, cells in others.items():
+            named = cells.rename(columns={"ours": column})[["b", "method", column]]
+            one = one.merge(named, on=["b", "method"], how="left")
+        parts.append(one)
+    cells = pd.concat(parts, ignore_index=True)
     verdicts = [str(beside_paper.agreement(ratio, beside_paper.WITHIN)) for ratio in cells.ratio]
     return cells.assign(verdict=verdicts)
+
+
+def over_ranks_beside_the_paper(name: str) -> pd.DataFrame:
+    """Return speedups over the paper's baselines on several GPUs (Table 6), published and ours."""
+    parts = []
+    for each in measured(name):
+        one = beside_paper.cells_over_ranks(each, PORTABLE)
+        hopper = beside_paper.cells_over_ranks(each, HOPPER).set_index(["b", "method"])["ours"]
+        one = one.join(hopper.rename("hopper"), on=["b", "method"])
+        parts.append(one.assign(tp=each.rows.tp.iloc[0]))
+    return pd.concat(parts, ignore_index=True)
 
 
 def two_runs(one: str, other: str) -> pd.DataFrame:

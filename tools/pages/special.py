@@ -1,4 +1,4 @@
-"""Blocks other than tables of numbers: verdicts, the audit, doubts, lists of names."""
+"""Blocks other than tables of numbers: verdicts, the audit, lists of names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import numpy as np
 from fsbench import paper
 from fsbench.discover import discover
 from fsbench.e2e.models import decoders
-from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
-from fsbench.report.measurement_warnings import measurement_warnings
-from pages.blocks import RESULTS, ROOT, block, bullets, listed, place, source, table
+from pages.blocks import RESULTS, ROOT, block, listed, place, source, table
 from pages.tables import view
 
 AUDIT = "cpu/audit-20261123"
@@ -29,17 +27,6 @@ def speedups(run: str, D: str) -> str:
     text = path.read_text(encoding="utf-8")
     section = text.split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
     return f"{section.strip()}\n\n{source(place(run))}"
-
-
-@block
-def _doubts(*runs: str) -> str:
-    """Return the warnings of the report of these runs, with what to do about each."""
-    lines = [
-        f"[{run}](ROOT/results/{place(run)}): {doubt}."
-        for run in runs
-        for doubt in measurement_warnings(read_csv(RESULTS / place(run)))
-    ]
-    return bullets(*lines) if lines else "The report of these runs warns of nothing."
 
 
 @block
