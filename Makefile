@@ -73,7 +73,7 @@ plots: setup
 	rm -f plots/*.png plots/*/*.png
 	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,bandwidth,breakdown,speedup --out plots --overwrite
 	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192 called) $(foreach d,4096 8192,$(addsuffix /plain_d$(d),$(call RUNS,rivals))) --figure headline --out plots --overwrite
-	$(FSBENCH) plot $(addprefix results/h200/,sweep-20261123 boxes-20261123 sweep-20261125) $(wildcard results/h100/sweep-2*) --figure headline --out plots/sweep --overwrite
+	$(FSBENCH) plot $(wildcard results/h?00/sweep-2*) --figure headline --out plots/sweep --overwrite
 	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released --overwrite
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large called) --figure winner --out plots --overwrite
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots --overwrite

@@ -100,7 +100,7 @@ def first_row(
     """Return the first row of a box of a warpgroup; a box that would end beyond B starts earlier.
 
     TMA takes longer for rows outside of the matrix than for rows inside: a batch of 40 in a box of
-    64 took 10 % longer than a batch of 48 (H200, results/h200/sweep-20261123).
+    64 took 10 % longer than a batch of 48 (H200, 2026-11-23).
     """
     first = first_unclamped_row(b0, WARPGROUP, PAIRED)
     return gl.minimum(first + number * BOX, gl.maximum(B - BOX, 0))
