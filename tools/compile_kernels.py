@@ -120,6 +120,8 @@ def compile_calls(
                 "TRITON_INTERPRET": "0",
                 # With line numbers, the registers that ptxas chooses depend on the lines of code.
                 "TRITON_DISABLE_LINE_INFO": "1",
+                # Triton 3.10's default, for launches that do not name enable_fp_fusion.
+                "TRITON_DEFAULT_FP_FUSION": "0",
                 "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to keep
             },
             cwd=folder,
@@ -230,6 +232,8 @@ def read(path: Path) -> dict[str, list[dict[str, str]]]:
 
 _work: list[tuple[Any, Any, Any]] = []
 """(source, target, options) of each launch; forked processes inherit it."""
+_NOT_IN_KEY = ("TRITON_CACHE_DIR", "TRITON_DEFAULT_FP_FUSION")
+"""Variables that change no result; the options have the second."""
 
 
 def _compile(number: int) -> list[Any]:
@@ -240,7 +244,7 @@ def _compile(number: int) -> list[Any]:
     environment = sorted(
         (name, value)
         for name, value in os.environ.items()
-        if name.startswith("TRITON_") and name != "TRITON_CACHE_DIR"
+        if name.startswith("TRITON_") and name not in _NOT_IN_KEY
     )
     key = f"{FORMAT} {triton.__version__} {target} {options} {environment} {source.hash()}"
     default = Path.home() / ".cache" / "fsbench" / "kernels"
@@ -330,7 +334,8 @@ def work(out: Path, architecture: str, kernels: str, named: str) -> None:
         kernel, _, signature, _, constexprs, options, attributes, *_ = launch.compile.args
         _work.append((kernel.ASTSource(kernel, signature, constexprs, attributes), target, options))
         named_constants = {kernel.arg_names[path[0]]: value for path, value in constexprs.items()}
-        numbers_ = {n: getattr(options, n, None) for n in ("num_warps", "num_stages")}
+        names = ("num_warps", "num_stages", "enable_fp_fusion")
+        numbers_ = {name: getattr(options, name, None) for name in names}
         constants.append(
             {n: v for n, v in (named_constants | numbers_).items() if isinstance(v, int | str)}
         )
@@ -364,7 +369,8 @@ def main() -> None:
     try:
         if not args.compare:
             folders = tritons().items()
-            write(TABLE, {v: table(compile_calls(named=TABLED, triton=at)) for v, at in folders})
+            rows = {name: table(compile_calls(named=TABLED, triton=site)) for name, site in folders}
+            write(TABLE, rows)
             return
         new = compile_calls(TOOLS.parent, *which)
         old = compile_calls(args.compare, *which)

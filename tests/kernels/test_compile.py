@@ -14,6 +14,7 @@ from compile_kernels import (
     OLDEST,
     TABLE,
     TABLED,
+    Compiled,
     compile_calls,
     elsewhere,
     read,
@@ -54,7 +55,10 @@ WIDE = {
 tokens, and three warpgroups or log-probabilities."""
 
 
-compile_once = cache(compile_calls)
+@cache
+def compile_once(named: str, triton: str) -> list[Compiled]:
+    """Return the results of the calls by a Triton of `tritons`."""
+    return compile_calls(named=named, triton=tritons()[triton])
 
 
 @pytest.mark.parametrize("triton", ROWS_OF)
@@ -107,9 +111,20 @@ def test_launches_compile_to_what_the_table_says(triton, named):
     """Registers, stack, spills and shared memory; `python tools/compile_kernels.py` writes it."""
     if triton not in ROWS_OF:
         pytest.skip(f"the table has no rows of Triton {triton}")
-    results = table(compile_once(named=named, triton=tritons()[triton]))
+    results = table(compile_once(named, triton))
     expected = [row for row in ROWS_OF[triton] if re.search(named, row["launch"].split(" #")[0])]
     assert results == expected
+
+
+@pytest.mark.parametrize("named", [QUICK, pytest.param(TABLED, marks=pytest.mark.full)])
+def test_every_launch_names_enable_fp_fusion(named):
+    """They compile with the default off, as in Triton 3.10 (see launch/test_fp_fusion.py)."""
+    unnamed = {
+        each.kernel: each.launches
+        for each in compile_once(named, INSTALLED)
+        if not each.constants["enable_fp_fusion"]
+    }
+    assert not unnamed
 
 
 @pytest.mark.full
@@ -168,7 +183,7 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(kernel):
     """The assembler fuses them in some kernels only, and then rounds once instead of twice."""
     (compiled,) = (
         each
-        for each in compile_once(named=QUICK)
+        for each in compile_once(QUICK, INSTALLED)
         if each.kernel in ("flash_sampling", "hopper")
         and f"{kernel} B=64 everything" in each.launches
     )
@@ -192,10 +207,15 @@ def test_a_bias_is_added_to_what_a_scale_has_rounded():
 
 
 @pytest.mark.full
-def test_what_wide_tiles_spill_stays_out_of_the_loop_over_columns():
-    results = compile_calls(
-        kernels="^hopper$", named="^(flash_sampling_hopper B=|hopper B=256 temp)"
-    )
+@pytest.mark.parametrize(
+    ("triton", "named"),
+    [
+        (INSTALLED, r"^(flash_sampling_hopper B=|hopper B=(256 temp|(192|320) D=))"),
+        (OLDEST, r"^hopper B=(192|320) D="),
+    ],
+)
+def test_what_wide_tiles_spill_stays_out_of_the_loop_over_columns(triton, named):
+    results = compile_calls(kernels="^hopper$", named=named, triton=tritons()[triton])
     results = [each for each in results if each.constants["BLOCK_V"] == 256]
     assert len(results) >= 2
     for compiled in results:
@@ -261,7 +281,7 @@ def test_no_register_is_written_that_a_matrix_product_still_reads(kernel, named,
     """One-byte weights become operands in registers, where the compiler may miss a hazard."""
     results = [
         each
-        for each in compile_once(named=named)
+        for each in compile_once(named, INSTALLED)
         if each.kernel == kernel and re.search("int8|fp8", each.launches[0])
     ]
     assert len(results) >= least
