@@ -107,7 +107,8 @@ def compile_calls(
             the folder has no Triton.
     """
     if triton and not (triton / "triton").is_dir():
-        raise RuntimeError(f"{triton}: expected a Triton; `make oldest-triton` installs {OLDEST}")
+        install = f"pip install --no-deps --target {triton} triton=={OLDEST}"
+        raise RuntimeError(f"{triton}: expected a Triton; `make oldest-triton` or `{install}`")
     with _site(tree.resolve()) as site, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "compiled.jsonl"
         worker = ["--worker", str(out), "--architecture", architecture]
