@@ -17,7 +17,7 @@ EXTRAS ?= $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-gpu verify lint format plots docs site check-engines clean
+.PHONY: setup oldest-triton bench record test test-all test-gpu verify lint format plots docs site check-engines clean
 
 setup: $(VENV)/ready
 
@@ -27,11 +27,24 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard fsbench/simple/csrc/*)
 	$(VENV)/bin/pip install -q -e ".[$(EXTRAS)]"
 	touch $@
 
+# Another Triton next to the installed one. Tests compile the kernels with both.
+OLDEST = 3.6.0
+OLDEST_TRITON = $(VENV)/triton-$(OLDEST)
+
+oldest-triton: $(OLDEST_TRITON)
+
+$(OLDEST_TRITON): | $(VENV)/ready
+	rm -rf $@.partial
+	$(VENV)/bin/pip install -q --no-deps --target $@.partial triton==$(OLDEST)
+	mv $@.partial $@
+
 bench: setup
 	$(FSBENCH) run
 
 record: setup
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python tools/record.py $(RECORD)
+
+$(if $(T),test) test-all: $(OLDEST_TRITON)
 
 # One thread per process, because pytest-xdist starts one worker per core.
 ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal

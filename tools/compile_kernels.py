@@ -3,7 +3,8 @@
     python tools/compile_kernels.py
 
 writes tools/kernels.csv, which tests compare: for each launch on compute capability 9.0 the
-registers of a thread, bytes of stack, and instructions that access a spilled register or an array.
+registers of a thread, bytes of stack, and instructions that access a spilled register or an array,
+by the installed Triton and by the oldest supported one (`make oldest-triton`).
 
     python tools/compile_kernels.py --compare OLD_TREE [--kernels REGEX] [--architecture sm_80]
 
@@ -49,7 +50,8 @@ ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
 """GPUs that the portable kernel is compiled for but has not been timed on."""
 TABLED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 (everything|top 20)"
-    r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64 everything"
+    r"|hopper B=(256 logprob|192 D=8192|320 D=4096)|portable B=16 int8|hopper B=64 fp8"
+    r"|score B=64 everything"
     r"|truncated B=64 (k = 50|k = 1000|p|min-p, p|kept)"
     r"|screened B=(16( D=1000)?|64)"
     r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
@@ -58,6 +60,8 @@ TABLED = (
     r"|flash_sampling_hopper B=256|flash_sampling_(gather|two_step|screened) B=64 2 ranks)$"
 )
 """Calls in kernels.csv: every kernel, and the tuned launches."""
+OLDEST = "3.6.0"
+"""The oldest supported Triton; kernels.csv has its rows next to those of the installed one."""
 FORMAT = 3
 """Version of the cached results."""
 
@@ -89,16 +93,22 @@ def compile_calls(
     architecture: str = "sm_90",
     kernels: str = "",
     named: str = "",
+    triton: Path | None = None,
 ) -> list[Compiled]:
     """Compile the launches of a tree, equal ones once.
 
     Args:
         architecture: one of kernel_calls.CHIPS_OF.
         kernels, named: regular expressions that names of kernels and of calls must match.
+        triton: a folder with another Triton than the installed one (see `tritons`).
 
     Raises:
-        RuntimeError: a call fails or a kernel does not compile; has the output of the process.
+        RuntimeError: a call fails or a kernel does not compile, with the output of the process; or
+            the folder has no Triton.
     """
+    if triton and not (triton / "triton").is_dir():
+        install = f"pip install --no-deps --target {triton} triton=={OLDEST}"
+        raise RuntimeError(f"{triton}: expected a Triton; `make oldest-triton` or `{install}`")
     with _site(tree.resolve()) as site, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "compiled.jsonl"
         worker = ["--worker", str(out), "--architecture", architecture]
@@ -107,10 +117,12 @@ def compile_calls(
             [sys.executable, "-P", __file__, *worker, f"--kernels={kernels}", f"--named={named}"],
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(site), str(TOOLS)]),
+                "PYTHONPATH": os.pathsep.join(map(str, filter(None, (triton, site, TOOLS)))),
                 "TRITON_INTERPRET": "0",
                 # With line numbers, the registers that ptxas chooses depend on the lines of code.
                 "TRITON_DISABLE_LINE_INFO": "1",
+                # Triton 3.10's default, for launches that do not name enable_fp_fusion.
+                "TRITON_DEFAULT_FP_FUSION": "0",
                 "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to keep
             },
             cwd=folder,
@@ -120,6 +132,11 @@ def compile_calls(
         if done.returncode:
             raise RuntimeError(f"{tree}: its kernels do not compile\n{done.stderr[-4000:]}")
         return [Compiled(*json.loads(line)) for line in out.read_text("utf-8").splitlines()]
+
+
+def tritons() -> dict[str, Path | None]:
+    """Return the folder of each Triton of kernels.csv by version; None: the installed one."""
+    return {OLDEST: Path(sys.prefix) / f"triton-{OLDEST}", version("triton"): None}
 
 
 @contextmanager
@@ -196,23 +213,28 @@ def _config(constants: dict[str, Any]) -> str:
     return f"{tiles}{turned}w{constants['num_warps']}p{constants['num_stages']}"
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write a table, with Triton's version in each row."""
+def write(path: Path, rows_of: dict[str, list[dict[str, str]]]) -> None:
+    """Write a table from the rows of each version of Triton."""
+    rows = [{"triton": triton, **row} for triton, rows in rows_of.items() for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["triton", *rows[0]], lineterminator="\n")
+        writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({"triton": version("triton"), **row} for row in rows)
+        writer.writerows(rows)
 
 
-def read(path: Path) -> tuple[str, list[dict[str, str]]]:
-    """Return (Triton's version, rows) of a table."""
+def read(path: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of a table, by the version of Triton."""
+    rows_of = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return rows[0]["triton"], [{k: v for k, v in row.items() if k != "triton"} for row in rows]
+        for row in csv.DictReader(file):
+            rows_of[row.pop("triton")].append(row)
+    return dict(rows_of)
 
 
 _work: list[tuple[Any, Any, Any]] = []
 """(source, target, options) of each launch; forked processes inherit it."""
+_NOT_IN_KEY = ("TRITON_CACHE_DIR", "TRITON_DEFAULT_FP_FUSION")
+"""Variables that change no result; the options have the second."""
 
 
 def _compile(number: int) -> list[Any]:
@@ -223,7 +245,7 @@ def _compile(number: int) -> list[Any]:
     environment = sorted(
         (name, value)
         for name, value in os.environ.items()
-        if name.startswith("TRITON_") and name != "TRITON_CACHE_DIR"
+        if name.startswith("TRITON_") and name not in _NOT_IN_KEY
     )
     key = f"{FORMAT} {triton.__version__} {target} {options} {environment} {source.hash()}"
     default = Path.home() / ".cache" / "fsbench" / "kernels"
@@ -313,7 +335,8 @@ def work(out: Path, architecture: str, kernels: str, named: str) -> None:
         kernel, _, signature, _, constexprs, options, attributes, *_ = launch.compile.args
         _work.append((kernel.ASTSource(kernel, signature, constexprs, attributes), target, options))
         named_constants = {kernel.arg_names[path[0]]: value for path, value in constexprs.items()}
-        numbers_ = {n: getattr(options, n, None) for n in ("num_warps", "num_stages")}
+        names = ("num_warps", "num_stages", "enable_fp_fusion")
+        numbers_ = {name: getattr(options, name, None) for name in names}
         constants.append(
             {n: v for n, v in (named_constants | numbers_).items() if isinstance(v, int | str)}
         )
@@ -342,11 +365,13 @@ def main() -> None:
         work(args.worker, *which)
         return
     if args.elsewhere:
-        write(COMPILED, elsewhere())
+        write(COMPILED, {version("triton"): elsewhere()})
         return
     try:
         if not args.compare:
-            write(TABLE, table(compile_calls(named=TABLED)))
+            folders = tritons().items()
+            rows = {name: table(compile_calls(named=TABLED, triton=site)) for name, site in folders}
+            write(TABLE, rows)
             return
         new = compile_calls(TOOLS.parent, *which)
         old = compile_calls(args.compare, *which)

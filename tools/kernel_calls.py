@@ -109,6 +109,9 @@ def fused() -> Iterator[Call]:
             yield Call(f"{kernel} B=64 {name}", partial(_option, 64, name, kernel))
     for name in ("logprob", "temperatures", "everything"):
         yield Call(f"hopper B=256 {name}", partial(_option, 256, name, "hopper"))
+    # Three warpgroups and tiles of 256 tokens; in paired blocks above 256 rows.
+    for B, D_ in ((192, 8192), (320, D)):
+        yield Call(f"hopper B={B} D={D_}", partial(_hopper, B, D_))
     yield Call("portable B=16 everything", partial(_option, 16, "everything", "portable"))
     yield Call("pointers B=64", partial(_flash, 64, torch.bfloat16, 4100))
     yield Call("float16 B=64", partial(_flash, 64, torch.float16, D))
@@ -136,6 +139,10 @@ def _option(B: int, name: str, kernel: str) -> None:
 
 def _flash(B: int, dtype: torch.dtype, D: int) -> None:
     kernels.flash_sample(*matrices(B, dtype, D), **step())
+
+
+def _hopper(B: int, D: int) -> None:
+    kernels.flash_sample(*matrices(B, D=D), **step(), kernel="hopper")
 
 
 def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:

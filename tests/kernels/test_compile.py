@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 from importlib.metadata import version
 
@@ -10,19 +11,24 @@ import pytest
 from compile_kernels import (
     COMPILED,
     ELSEWHERE,
+    OLDEST,
     TABLE,
     TABLED,
+    Compiled,
     compile_calls,
     elsewhere,
     read,
     table,
+    tritons,
 )
 from tree import ROOT
 
 # Compiling is slow. tools/compile_kernels.py caches the results for the next run.
 pytestmark = pytest.mark.timeout(3600)
 
-TRITON, ROWS = read(TABLE)
+INSTALLED = version("triton")
+ROWS_OF = read(TABLE)
+"""Version of Triton -> rows."""
 QUICK = (
     r"^((portable|hopper) B=64 everything|portable B=16 int8|screened B=16|truncated B=64 k = 50)$"
 )
@@ -37,56 +43,98 @@ UNTUNED = re.compile("everything|D=1000")
 SMALL = {"top_tokens", "rank", "sampling_look", "sampling_cutoff", "sampling_race"}
 SMALL |= {"sampling_narrow", "sampling_redraw", "akunu_exact", "akunu_faithful", "pivot_search"}
 """Kernels without a matrix product that keep the candidates of a row in registers."""
+WIDE = {
+    "3.6.0": {"hopper B=192 D=8192": 16, "hopper B=320 D=4096": 8},
+    "3.9.0": {
+        "hopper B=192 D=8192": 456,
+        "hopper B=256 logprob": 136,
+        "hopper B=320 D=4096": 464,
+    },
+}
+"""Version of Triton -> bytes of stack of the tuned launches that have a stack. Their tiles have 256
+tokens, and three warpgroups or log-probabilities."""
 
 
-compile_once = cache(compile_calls)
+@cache
+def compile_once(named: str, triton: str) -> list[Compiled]:
+    """Return the results of the calls by a Triton of `tritons`."""
+    return compile_calls(named=named, triton=tritons()[triton])
 
 
-def test_every_kernel_is_in_the_table():
+@pytest.mark.parametrize("triton", ROWS_OF)
+def test_every_kernel_is_in_the_table(triton):
     """A new kernel is launched by its sampler, or by a call in tools/kernel_calls.py."""
     named = set()
     for folder in ("kernels", "baselines"):
         for path in (ROOT / folder).rglob("*.py"):
             named |= set(re.findall(r"jit(?:\(.*\))?\ndef _?(\w+)_kernel\(", path.read_text()))
     assert {"flash_sampling", "hopper", "sampling_race", "weight_stream"} <= named
-    assert named == {row["kernel"] for row in ROWS}, "run python tools/compile_kernels.py"
+    kernels = {row["kernel"] for row in ROWS_OF[triton]}
+    assert named == kernels, "run python tools/compile_kernels.py"
 
 
-def test_tuned_launches_keep_everything_in_registers():
-    """Tiles of 256 columns have 168 registers per thread; sums take 128 of them."""
-    spilled = {
-        f"{row['kernel']}, {row['launch']}": int(row["stack"])
-        for row in ROWS
-        if int(row["stack"]) > (160 if is_wide(row) else 0)
-        and row["kernel"] not in SMALL
-        and not UNTUNED.search(row["launch"])
+def test_the_table_has_the_oldest_supported_triton():
+    """make installs it for the tests; the requirement of the package begins with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (required,) = (each for each in project["dependencies"] if each.startswith("triton"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert OLDEST in ROWS_OF
+    assert f">={OLDEST.removesuffix('.0')}," in required
+    assert f"\nOLDEST = {OLDEST}\n" in makefile
+
+
+def test_a_folder_without_triton_is_named(tmp_path):
+    """Otherwise the process would compile by the installed one."""
+    with pytest.raises(RuntimeError, match=r"nowhere: expected a Triton; `make oldest-triton`"):
+        compile_calls(triton=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("triton", ROWS_OF)
+def test_tuned_launches_keep_everything_in_registers(triton):
+    """Tiles of 256 columns have 160 or 168 registers per thread; sums take 128 of them."""
+    stack = {
+        row["launch"]: int(row["stack"])
+        for row in ROWS_OF[triton]
+        if int(row["stack"]) and row["kernel"] not in SMALL and not UNTUNED.search(row["launch"])
     }
-    assert not spilled
+    assert stack == WIDE[triton]
 
 
-def is_wide(row: dict[str, str]) -> bool:
-    """Return whether a launch of the Hopper kernel may have tiles of 256 columns."""
-    results = re.search(r"B=(\d+)", row["launch"])
-    return row["kernel"] == "hopper" and results is not None and int(results[1]) > 128
-
-
-@pytest.mark.skipif(version("triton") != TRITON, reason="the table is of another Triton")
-@pytest.mark.parametrize("named", [QUICK, pytest.param(TABLED, marks=pytest.mark.full)])
-def test_launches_compile_to_what_the_table_says(named):
+@pytest.mark.parametrize(
+    ("triton", "named"),
+    [
+        (INSTALLED, QUICK),
+        *(pytest.param(each, TABLED, marks=pytest.mark.full) for each in tritons()),
+    ],
+)
+def test_launches_compile_to_what_the_table_says(triton, named):
     """Registers, stack, spills and shared memory; `python tools/compile_kernels.py` writes it."""
-    results = table(compile_once(named=named))
-    assert results == [row for row in ROWS if re.search(named, row["launch"].split(" #")[0])]
+    if triton not in ROWS_OF:
+        pytest.skip(f"the table has no rows of Triton {triton}")
+    results = table(compile_once(named, triton))
+    expected = [row for row in ROWS_OF[triton] if re.search(named, row["launch"].split(" #")[0])]
+    assert results == expected
+
+
+@pytest.mark.parametrize("named", [QUICK, pytest.param(TABLED, marks=pytest.mark.full)])
+def test_every_launch_names_enable_fp_fusion(named):
+    """They compile with the default off, as in Triton 3.10 (see launch/test_fp_fusion.py)."""
+    unnamed = {
+        each.kernel: each.launches
+        for each in compile_once(named, INSTALLED)
+        if not each.constants["enable_fp_fusion"]
+    }
+    assert not unnamed
 
 
 @pytest.mark.full
 def test_the_portable_kernel_compiles_for_other_gpus_as_the_page_says():
-    triton_version, page = read(COMPILED)
     results = elsewhere()
     assert {row["gpu"] for row in results} == set(ELSEWHERE)
     # 0 by Triton 3.9; by 3.6, 8 on sm_120.
     assert all(int(row["stack"]) <= 8 for row in results)
-    if triton_version == version("triton"):
-        assert results == page
+    for triton, page in read(COMPILED).items():
+        assert triton != INSTALLED or results == page
 
 
 @pytest.mark.full
@@ -135,7 +183,7 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(kernel):
     """The assembler fuses them in some kernels only, and then rounds once instead of twice."""
     (compiled,) = (
         each
-        for each in compile_once(named=QUICK)
+        for each in compile_once(QUICK, INSTALLED)
         if each.kernel in ("flash_sampling", "hopper")
         and f"{kernel} B=64 everything" in each.launches
     )
@@ -159,10 +207,15 @@ def test_a_bias_is_added_to_what_a_scale_has_rounded():
 
 
 @pytest.mark.full
-def test_what_wide_tiles_spill_stays_out_of_the_loop_over_columns():
-    results = compile_calls(
-        kernels="^hopper$", named="^(flash_sampling_hopper B=|hopper B=256 temp)"
-    )
+@pytest.mark.parametrize(
+    ("triton", "named"),
+    [
+        (INSTALLED, r"^(flash_sampling_hopper B=|hopper B=(256 temp|(192|320) D=))"),
+        (OLDEST, r"^hopper B=(192|320) D="),
+    ],
+)
+def test_what_wide_tiles_spill_stays_out_of_the_loop_over_columns(triton, named):
+    results = compile_calls(kernels="^hopper$", named=named, triton=tritons()[triton])
     results = [each for each in results if each.constants["BLOCK_V"] == 256]
     assert len(results) >= 2
     for compiled in results:
@@ -228,7 +281,7 @@ def test_no_register_is_written_that_a_matrix_product_still_reads(kernel, named,
     """One-byte weights become operands in registers, where the compiler may miss a hazard."""
     results = [
         each
-        for each in compile_once(named=named)
+        for each in compile_once(named, INSTALLED)
         if each.kernel == kernel and re.search("int8|fp8", each.launches[0])
     ]
     assert len(results) >= least
