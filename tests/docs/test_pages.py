@@ -270,7 +270,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
 def test_the_readme_recommends() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^fsbench (recommend [^#\n]*)", readme, re.MULTILINE)
-    assert fsbench(*line.split(), "--results", H200 / "score-20261123")
+    assert fsbench(*line.split(), "--results", H200 / "score-20261126")
 
 
 def test_every_sampler_is_in_the_fairness_table() -> None:
