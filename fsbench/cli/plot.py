@@ -37,9 +37,10 @@ def plot(
     matmul and sampling; costs, energy and memory; logits_store, the cost of storing the logits.
     Figures of configurations that differ in one condition: headline, the time / time of the matmul;
     winner, the faster approach by B and LM head; scaling, the time by number of GPUs; filters, heat
-    maps of the time / time of the matmul. Figure of `fsbench e2e`: tpot, the time per output token.
-    Without --figure, figures that do not apply and other figures of problems with filters are left
-    out; with --figure, the reason is printed.
+    maps of the time / time of the matmul. Figures of `fsbench e2e`: tpot, the time per output
+    token; share, the part of a step that the LM head and the sampler take. Without --figure,
+    figures that do not apply and other figures of problems with filters are left out; with
+    --figure, the reason is printed.
 
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup is always from one run. A figure that
@@ -55,17 +56,18 @@ def plot(
     from fsbench.report.figures.style import styles
     from fsbench.report.tables import configurations
 
-    names = (*FIGURES, "tpot")
+    names = (*FIGURES, *end_to_end.NAMES)
     chosen = _chosen("--figure", figures or ",".join(names), names)
     suffixes = _chosen("--format", formats, METADATA)
     folder = results[0] / "plots" if out is None else out
 
     plans: list[tuple[str, str, Callable[[], Figure | None]]] = []
     decodings = [path for path in results if (path / STEPS).is_file()]
-    if "tpot" in chosen:
+    if decodings:
         lines = (line for path in decodings for line in read(path))
-        for engine, figure in end_to_end.draw_engines(summary(lines)):
-            plans.append(("tpot", engine, partial(lambda figure: figure, figure)))
+        for name, engine, figure in end_to_end.draw_engines(summary(lines)):
+            if name in chosen:
+                plans.append((name, engine, partial(lambda figure: figure, figure)))
     runs = [path for path in results if path not in decodings]
     run_figures = [name for name in chosen if name in FIGURES]
     if runs and run_figures:

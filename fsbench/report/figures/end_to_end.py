@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fsbench.provider import Kind
+from fsbench.report.figures import engine_shares
 from fsbench.report.figures.parts import in_words, laid_out, legend, log2_axis, save
 from fsbench.report.figures.style import styles
 
@@ -19,18 +20,28 @@ LARGEST_DEVIATION = 2.0
 """Savings whose standard deviation over runs exceeds this, in percent, are not drawn."""
 
 
-def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Yield (engine, figure) for each engine of an fsbench.e2e.summary that has times."""
+NAMES = ("tpot", "share")
+"""Figures of engines."""
+
+
+def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, str, Figure]]:
+    """Yield (name, engine, figure) for each engine of an fsbench.e2e.summary that has times.
+
+    The share is left out if no profile tells the parts of a step.
+    """
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):
-        yield str(engine), draw(rows)
+        yield "tpot", str(engine), draw(rows)
+        shares = engine_shares.draw(rows)
+        if shares is not None:
+            yield "share", str(engine), shares
 
 
 def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write the figure of each engine as PNG; return the paths."""
+    """Write the figures of each engine as PNG; return the paths."""
     written = []
-    for engine, figure in draw_engines(frame):
-        written.append(folder / f"tpot_{engine}.png")
+    for name, engine, figure in draw_engines(frame):
+        written.append(folder / f"{name}_{engine}.png")
         save(figure, written[-1])
     return written
 

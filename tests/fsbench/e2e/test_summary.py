@@ -13,6 +13,7 @@ from fsbench.e2e.records import Case, Decoded, Profile, StepStore, read
 from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
 from fsbench.e2e.tables import markdown, write_tables
 from fsbench.errors import ResultsError
+from fsbench.report.figures import engine_shares
 from fsbench.report.figures.end_to_end import draw, write_figures
 
 
@@ -138,8 +139,9 @@ def test_the_paper_is_compared_with_what_it_measured_only(tmp_path, other):
 
 def test_figure(folder, tmp_path):
     frame = write_tables(folder)
-    (path,) = write_figures(frame, tmp_path)
-    assert path == tmp_path / "tpot_vllm.png" and path.read_bytes()[1:4] == b"PNG"
+    written = write_figures(frame, tmp_path)
+    assert written == [tmp_path / "tpot_vllm.png", tmp_path / "share_vllm.png"]
+    assert all(path.read_bytes()[1:4] == b"PNG" for path in written)
     upper, lower = draw(frame[frame.runs > 0]).axes
     lines = {each.get_label(): each.lines[0] for each in upper.containers}
     assert lines["BASE"].get_ydata().tolist() == [4.0, 4.0]
@@ -153,6 +155,18 @@ def test_figure(folder, tmp_path):
     )
     assert bound.get_ydata().tolist() == pytest.approx([3.75, 3.75])
     assert upper.get_title("left") == "qwen3-8b, TP 1"
+
+
+def test_the_share_of_a_step_is_drawn_where_profiles_tell_it(folder):
+    frame = write_tables(folder)
+    (panel,) = engine_shares.draw(frame[frame.runs > 0]).axes
+    widths = [bar.get_width() for bars in panel.containers for bar in bars]
+    # Of a GPU's 3900 and 3650 us. In the fused sampler the matmul is not told apart.
+    parts = [100 * us / 3900 for us in (450, 150)] + [0, 100 * 350 / 3650]
+    assert widths == pytest.approx(2 * parts)
+    labels = [tick.get_text() for tick in panel.get_yticklabels()]
+    assert labels == ["plain, B = 1", "plain, B = 4"]
+    assert engine_shares.draw(frame.assign(draw_us=float("nan"))) is None
 
 
 def test_figures_are_drawn_from_several_folders(tmp_path):

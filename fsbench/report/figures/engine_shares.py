@@ -1,0 +1,64 @@
+"""The LM head's and the sampler's share of an engine's step, by kind of request and B."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fsbench.provider import Kind
+from fsbench.report.figures.parts import in_words, laid_out, legend
+from fsbench.report.figures.style import styles
+
+_MATMUL = "#b8b8b8"
+_BAR = 0.8
+"""Height of all bars of a case together; cases are 1 apart."""
+
+
+@laid_out
+def draw(rows: pd.DataFrame) -> Figure | None:
+    """Draw one engine, a panel per model; return None if no profile tells the parts.
+
+    Each case has a bar for each sampler: percent of the GPU's time in a step that is not spent in
+    the layers. The LM head's matmul is gray where it is a kernel of its own; in a fused sampler it
+    cannot be told from sampling.
+    """
+    profiled = rows[rows.draw_us.notna() & rows.rest_us.notna()]
+    if profiled.empty:
+        return None
+    look = styles(profiled.assign(provider=profiled.sampler, kind=str(Kind.EXACT)))
+    models = list(profiled.groupby(["model", "tp"], sort=False))
+    samplers = list(profiled.sampler.unique())
+    most = max(len(of_model.groupby(["requests", "b"])) for _, of_model in models)
+    figure = Figure(
+        figsize=(3.4 + 3.4 * len(models), 1.2 + 0.14 * most * max(2, len(samplers))),
+        layout="constrained",
+    )
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    for panel, ((model, tp), of_model) in zip(panels, models, strict=True):
+        cases = list(of_model.groupby(["requests", "b"], sort=False))
+        for place, (_, case) in enumerate(cases):
+            for row in case.itertuples():
+                step = row.draw_us + row.rest_us
+                matmul = 0.0 if pd.isna(row.matmul_us) else row.matmul_us
+                height = _BAR / len(samplers)
+                y = place - _BAR / 2 + height * (samplers.index(row.sampler) + 0.5)
+                color = look[row.sampler].line["color"]
+                panel.barh(y, 100 * matmul / step, height, color=_MATMUL, label="LM head's matmul")
+                panel.barh(
+                    y,
+                    100 * (row.draw_us - matmul) / step,
+                    height,
+                    left=100 * matmul / step,
+                    color=color,
+                    label=f"{row.label}: LM head and sampling" if not matmul else row.label,
+                )
+        panel.set_yticks(range(len(cases)), [f"{kind}, B = {b}" for (kind, b), _ in cases])
+        panel.set_ylim(len(cases) - 0.5, -0.5)
+        panel.set_axisbelow(True)
+        panel.grid(axis="y", visible=False)
+        panel.set_title(f"{model}, TP {tp}")
+        panel.set_xlabel("Share of the GPU's time in a step (%)")
+    first = profiled.iloc[0]
+    in_words(figure, f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}")
+    legend(figure, *panels)
+    return figure
