@@ -9,8 +9,7 @@ which no rounding lifts to c_V, and the comparison is strict. The noise is torch
 and offset are not read.
 
 Limits of fp32, for V = 151,936. The numbers are over all 2^24 values of u against float64;
-tests/baselines/test_inverse_cdf.py computes them, except for those of an H200 (torch 2.11,
-2026-11-26; not recorded):
+tests/baselines/test_inverse_cdf.py computes them:
 
 - c_i and u are multiples of 2^-24 near 1, and so is every probability. Equal logits are drawn with
   a total variation distance of 0.0022. If probabilities fall as 1 / rank, a token likelier than
@@ -18,9 +17,8 @@ tests/baselines/test_inverse_cdf.py computes them, except for those of an H200 (
   make up for them.
 - torch sums in float64 on a CPU and rounds each c_i; a GPU sums blocks of terms in fp32. In the
   worst order, one term after the other from the leading token on, those 16 T below it are drawn
-  7.6 % too often, and those 18 T below never. An H200 draws both as often as it should, as a whole.
-- Sums of blocks need not grow with i. On an H200, in a row whose every seventh token has
-  probability, 289 of the 130,230 others have c_i > c_(i - 1), so they can be drawn.
+  7.6 % too often, and those 18 T below never.
+- Sums of blocks need not grow with i, so on a GPU a token of probability 0 can be drawn.
 
 Undefined rows: a NaN logit, or no finite one, makes every c_i NaN; the result is V, which is not a
 token.

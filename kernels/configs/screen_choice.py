@@ -84,27 +84,25 @@ def worth_filtering(
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
 
 
-SCREENED_ROWS, SCREENED_ROWS_WIDE = 64, 32
-"""Most rows for which the screen is chosen, for D <= 6144 and for larger D (measured, H200).
+SCREENED_ROWS, SCREENED_ROWS_WIDE = 128, 64
+"""Most rows for which the screen is chosen, for D <= 6144 and for larger D.
 
-Twice as many on a GPU with twice the portable_rows, such as an H100: 128 rows are faster there at
-D = 4096."""
+The alternative is the portable kernel with token noise, since a head draws with no other. On an
+H200 the screen takes 0.90 of its time at 128 rows (D = 4096) and 0.81 at 64 rows (D = 8192; 1.04 at
+128), on an H100 0.74 at 128 rows (D = 4096)."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 
 
-def worth_screening(
-    B: int, V: int, D: int, capability: tuple[int, int] | None, rows: int = 64
-) -> tuple[bool, str]:
-    """Return whether the screen was measured to be faster than the fused kernel, and the reason.
+def worth_screening(B: int, V: int, D: int, capability: tuple[int, int] | None) -> tuple[bool, str]:
+    """Return whether the screen was measured to be faster than the weight, and the reason.
 
     Args:
         capability: Of the GPU, None on a CPU.
-        rows: The GPU's portable_rows, which grow with its operations per byte.
     """
     if capability != (9, 0):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = (SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS) * (rows // 64)
+    most = SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS
     heads = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, heads = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"

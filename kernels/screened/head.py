@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fsbench.kernels import screened
-from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import (
     default_configs,
@@ -34,16 +31,14 @@ class ScreenedHead(HeadCopy, PreparedHead):
     ) -> tuple[str | None, str]:
         """Return the kernel and the reason, as PreparedHead.choice does, from what was measured."""
         B, D = hidden.shape
-        gpu: tuple[Any, ...] = (None,)
-        if hidden.device.type == "cuda":
-            capability = torch.cuda.get_device_capability(hidden.device)
-            gpu = (capability, portable_rows(hidden.device))
+        on_gpu = hidden.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(hidden.device) if on_gpu else None
         if top_k is None:
-            chosen, reason = worth_screening(B, vocab_size, D, *gpu)
+            chosen, reason = worth_screening(B, vocab_size, D, capability)
             config: object = default_configs(B, D, hidden.device)[0]
         else:
             runs = runs_kernels(hidden.device, hidden.dtype)
-            chosen, reason = worth_filtering(B, vocab_size, top_k, gpu[0], runs)
+            chosen, reason = worth_filtering(B, vocab_size, top_k, capability, runs)
             config = filter_configs(B, D, hidden.device)[0]
         return f"screened {config}" if chosen else None, reason
 

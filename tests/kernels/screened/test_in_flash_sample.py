@@ -47,10 +47,10 @@ def screened_draws(monkeypatch) -> list[int]:
 @pytest.mark.parametrize(
     ("facts", "chosen", "reason"),
     [
-        ((64, 151_936, 4096, (9, 0)), True, "B = 64 is at most 64, for D = 4096"),
-        ((65, 151_936, 4096, (9, 0)), False, "B = 65 is above 64, for D = 4096"),
-        ((128, 151_936, 4096, (9, 0), 128), True, "B = 128 is at most 128, for D = 4096"),
-        ((33, 128_256, 8192, (9, 0)), False, "B = 33 is above 32, for D = 8192"),
+        ((128, 151_936, 4096, (9, 0)), True, "B = 128 is at most 128, for D = 4096"),
+        ((129, 151_936, 4096, (9, 0)), False, "B = 129 is above 128, for D = 4096"),
+        ((64, 128_256, 8192, (9, 0)), True, "B = 64 is at most 64, for D = 8192"),
+        ((65, 128_256, 8192, (9, 0)), False, "B = 65 is above 64, for D = 8192"),
         ((8, 49_155, 3072, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
         ((9, 49_155, 3072, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
         ((1, 151_936, 4096, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
