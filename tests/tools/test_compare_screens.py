@@ -27,5 +27,6 @@ def test_the_csv_has_both_copies_and_the_fp8_copy_leaves_more(tmp_path):
     assert tuple(rows[0]) == compare_screens.COLUMNS and path.with_suffix(".env.json").exists()
     of = {(row["copy"], row["sigma"], row["temperature"]): float(row["candidates"]) for row in rows}
     assert len(of) == len(rows) == 4 * len(compare_screens.SIGMAS)
-    for copy, sigma, temperature in of:
-        assert 1 <= of["int8", sigma, temperature] < of["fp8", sigma, temperature]
+    for (_, sigma, temperature), number in of.items():
+        assert 1 <= of["int8", sigma, temperature] <= number <= of["fp8", sigma, temperature]
+        assert of["int8", sigma, temperature] < of["fp8", sigma, temperature]
