@@ -52,6 +52,20 @@ def check_dense(name: str, value: object) -> Tensor:
     return value
 
 
+def check_no_gradient(name: str, value: object) -> None:
+    """Refuse a tensor that requires a gradient while autograd is on: the call has none.
+
+    Raises:
+        InvalidArgument: such a tensor.
+    """
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument(
+            f"{name}: expected a tensor that requires no gradient, as this call has none; got one "
+            "that does: make the call under torch.no_grad(), and take the gradient from another "
+            "loss"
+        )
+
+
 def check_tensor(
     name: str,
     value: object,

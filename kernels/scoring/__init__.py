@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: `score`, and its gradient.
+"""Log-probabilities of given tokens: `score`.
 
 May import: the api of fused, call, device, checks, noise, configs.
 """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.checks.tensors import check_dense, check_tensor
+from fsbench.kernels.checks.tensors import check_dense, check_no_gradient, check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -16,7 +14,6 @@ from fsbench.kernels.fused.api import carry_out
 from fsbench.kernels.launch.quantized import QuantizedHead
 from fsbench.kernels.launch.request import Request, checked_request
 from fsbench.kernels.launch.result import Sample, Score
-from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 L2_BYTES = 32 << 20
@@ -59,13 +56,14 @@ def score(
     A call is one launch for every four targets of a row and every 32 MB of hidden, and a small
     launch before them for ranks. It can be captured in a CUDA graph and compiled.
 
-    logprob, logz and entropy have gradients with respect to hidden, weight and bias, which are 0
-    where `valid` is False; rank has no gradient. The backward pass computes the logits again by
-    cuBLAS products over chunks, and needs 64 MB in addition to the gradients.
+    The result has no gradient, so while autograd is on, a tensor that requires one is refused: call
+    score under torch.no_grad(), and take the gradient from another loss
+    (docs/guide/log-probabilities.md).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
-            or range, or a kernel that cannot run here. Nothing has been launched.
+            or range, or one that requires a gradient, or a kernel that cannot run here. Nothing has
+            been launched.
         CaptureError: the workspaces for captures are used up.
     """
     check_dense("targets", targets)
@@ -96,18 +94,11 @@ def score(
     if check_flag("return_rank", return_rank) and request.shard is not None:
         raise InvalidArgument("return_rank: expected False with a VocabShard; got True")
     request = request._replace(seed=targets.view(B, n), noise="target")
-    compute = partial(
-        _compute, has_entropy=return_entropy, has_rank=return_rank, kernel=kernel, config=config
+    for name, value in zip(Request._fields, request, strict=True):
+        check_no_gradient(name, value)
+    result = _compute(
+        request, has_entropy=return_entropy, has_rank=return_rank, kernel=kernel, config=config
     )
-    inputs = (request.hidden, request.weight, bias)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        if not isinstance(weight, Tensor):
-            raise InvalidArgument(
-                "weight: expected a tensor, to compute gradients; got a " + type(weight).__name__
-            )
-        result = Score(*DifferentiableScore.apply(*inputs, request, compute))
-    else:
-        result = compute(request)
     shaped = {
         name: x.view_as(targets)
         for name, x in result._asdict().items()

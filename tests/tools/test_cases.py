@@ -83,18 +83,21 @@ def test_filters_as_tensors_draw_what_numbers_draw():
     assert drawn_by.build(problem, weight)(*step).equal(numbers(*step))
 
 
-def test_gradients_of_both_trainings_are_equal(monkeypatch):
+def test_the_gradients_of_a_chunked_loss_are_those_of_the_whole_batch(monkeypatch):
     """The leaves are the launch's own, so what backward leaves in them is caught on the way."""
     leaves = []
     leave = torch.Tensor.requires_grad_
     monkeypatch.setattr(
         torch.Tensor, "requires_grad_", lambda leaf: leaves.append(leave(leaf)) or leaf
     )
-    for name in ("gradient_score", "gradient_chunked"):
-        drawn(name)
-    scored, chunked = leaves[:2], leaves[2:]
-    for leaf, other in zip(scored, chunked, strict=True):
-        torch.testing.assert_close(-leaf.grad, other.grad, atol=1e-5, rtol=1e-4)
+    monkeypatch.setitem(CASES["gradient_chunked"].provider.build.__globals__, "CHUNK", 3)
+    drawn("gradient_chunked")
+    exact = [leave(leaf.detach().double()) for leaf in leaves]
+    logits = exact[0] @ exact[1].T / SMALL.temperature
+    targets = torch.tensor(SMALL.row_targets())
+    torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()
+    for leaf, other in zip(leaves, exact, strict=True):
+        torch.testing.assert_close(leaf.grad.double(), other.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_drafts_come_from_their_heads():

@@ -1,14 +1,14 @@
-"""Cases for `fsbench run`: what `score` can return in addition, and its gradient.
+"""Cases for `fsbench run`: what `score` can return in addition, and losses that have gradients.
 
-    fsbench run --provider-path tools/cases/score.py --provider gradient_score \
-        --provider gradient_chunked --provider flash_score --batch 1024 --out OUT
+    fsbench run --provider-path tools/cases/score.py --provider gradient_chunked \
+        --provider gradient_products --provider flash_score --batch 1024 --out OUT
 
-gradient_score sums the log-probabilities and runs backward. gradient_chunked is what trainers do to
-save memory: cross_entropy of CHUNK rows at a time on fp32 logits, each chunk backward at once.
-gradient_liger is the fused forward and backward of Liger-Kernel (baselines/score_liger.py).
-gradient_products is the lower bound: the product of hidden and weight, and the two products that
-the gradients need. These keep gradients of hidden and weight and are timed eagerly. The
-column peak_extra_bytes has the gradients, too: 2 (B + V) D bytes.
+`score` has no gradient; docs/guide/log-probabilities.md says which loss to combine with it.
+gradient_chunked is what trainers do to save memory: cross_entropy of CHUNK rows at a time on fp32
+logits, each chunk backward at once. gradient_liger is the fused forward and backward of
+Liger-Kernel (baselines/score_liger.py). gradient_products is the lower bound: the product of hidden
+and weight, and the two products that the gradients need. These keep gradients of hidden and weight
+and are timed eagerly. The column peak_extra_bytes has the gradients, too: 2 (B + V) D bytes.
 """
 
 from __future__ import annotations
@@ -59,12 +59,6 @@ def with_gradients(step: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> A
     return build
 
 
-def trained(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    logprob = score(hidden, weight, targets, temperature=temperature).logprob
-    logprob.sum().backward()
-    return logprob
-
-
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     losses = []
     for rows, row_targets in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
@@ -103,7 +97,6 @@ PROVIDERS = (
     provider("score_entropy", lambda p, w: scored(p, w, return_entropy=True), ABLE),
     provider("score_rank", lambda p, w: scored(p, w, return_rank=True), ABLE),
     provider("score_targets", lambda p, w: scored(p, w, targets=TARGETS), ABLE),
-    provider("gradient_score", with_gradients(trained), EAGER),
     provider("gradient_chunked", with_gradients(chunked), EAGER),
     replace(
         provider("gradient_liger", with_gradients(fused_by_liger), LIGER),

@@ -207,8 +207,6 @@ PARTS = [
         (lambda: flash_sample(torch.ones(2, 8), GOOD, seed=SEED), VALUE, "weight: expected shape"),
         (lambda: flash_sample(HIDDEN, GOOD.weight, seed=SEED), TYPE, "weight: expected dtype"),
         (lambda: flash_sample(HIDDEN, GOOD, seed=SEED, kernel="hopper"), VALUE, "capability 9.0"),
-        (lambda: score(HIDDEN.clone().requires_grad_(), GOOD, torch.zeros(2).long()),
-         VALUE, "to compute gradients; got a QuantizedHead"),
         (lambda: truncated_sample(HIDDEN, GOOD, top_k=3, seed=SEED), TYPE, "QuantizedHead"),
         (lambda: screened_sample(HIDDEN, GOOD, seed=SEED), TYPE, "QuantizedHead"),
         (lambda: prepare_head(GOOD), TYPE, "QuantizedHead"),

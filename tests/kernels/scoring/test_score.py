@@ -260,6 +260,57 @@ def test_it_compiles_as_one_operator():
         assert same_bits(field.float(), expected.float())
 
 
+REQUIRING = ("hidden", "weight", "bias", "temperature")
+"""The arguments that can require a gradient."""
+
+
+def arguments_requiring(name: str) -> dict[str, torch.Tensor]:
+    """Return arguments of score, of which the named one requires a gradient."""
+    arguments = {
+        "hidden": hidden.clone(),
+        "weight": weight.clone(),
+        "targets": counter(1, 2, 3, 4),
+        "bias": normal_logits(1, 60)[0],
+        "temperature": torch.full((4,), 0.7),
+    }
+    arguments[name].requires_grad_()
+    return arguments
+
+
+@pytest.mark.parametrize("name", REQUIRING)
+def test_a_tensor_that_requires_a_gradient_is_refused(name, monkeypatch):
+    monkeypatch.setattr(api, "carry_out", None)  # nothing may be launched
+    arguments = arguments_requiring(name)
+
+    def loss(value: torch.Tensor) -> torch.Tensor:
+        return score(**arguments | {name: value}).logprob.sum()
+
+    refused = pytest.raises(InvalidArgument, match=f"^{name}: .* under torch.no_grad")
+    leaf = arguments[name]
+    with refused:
+        loss(leaf)
+    with refused:
+        loss(2 * leaf)
+    with refused:
+        torch.compile(loss, backend="aot_eager")(leaf)
+    with refused:
+        torch.func.grad(loss)(leaf.detach())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", REQUIRING)
+def test_without_autograd_a_parameter_has_the_bits_of_a_tensor(name, mode):
+    arguments = arguments_requiring(name)
+    expected = score(**{key: value.detach() for key, value in arguments.items()})
+    with mode():
+        result = score(**arguments)
+        step = torch.compile(lambda x: score(**x), fullgraph=True, backend="aot_eager")
+        compiled = step(arguments)
+    for each in (result, compiled):
+        assert same_bits(each.logprob, expected.logprob) and same_bits(each.logz, expected.logz)
+        assert not each.logprob.requires_grad
+
+
 @interpreted
 def test_a_target_is_not_larger_than_itself():
     """The interpreter adds up a target's own logit in another order than a tile's."""
