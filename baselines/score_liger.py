@@ -3,7 +3,7 @@
     -LigerFusedLinearScaledCrossEntropyFunction.apply(hidden, weight, targets, T)
 
 The logits stay on chip. The packages are not dependencies: `pip install liger-kernel[cutedsl]`, and
-for CUDA 13 `nvidia-cutlass-dsl[cu13]`. Before each call Liger validates the targets, for which the
+for CUDA 13 `nvidia-cutlass-dsl[cu13]`. Before each call Liger validates the targets, and the
 host waits; LIGER_SCALED_CE_SM90_VALIDATE_TARGETS=0 turns this off. On other GPUs Liger uses
 products of 512 rows instead of its kernel, so this sampler is for compute capability 9.0 only.
 """

@@ -66,7 +66,7 @@ def rows_of(D: int, V: int) -> list[dict[str, object]]:
         "int8": lambda hidden: screen_logits(head, screen_hidden(hidden)),
         "fp8": lambda hidden: fp8_screen(weight, hidden),
     }
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for sigma in SIGMAS:
         hidden = (sigma * directions).bfloat16()
         for copy, screen in screens.items():
@@ -74,7 +74,7 @@ def rows_of(D: int, V: int) -> list[dict[str, object]]:
             for T in (0.0, 1.0):
                 scores = logits + T * noise
                 each = candidates(scores - bound, scores + bound).sum(1)
-                found.append(
+                table.append(
                     {
                         "D": D, "V": V, "rows": ROWS, "sigma": sigma, "temperature": T,
                         "copy": copy, "bound": f"{bound.mean().item():.3g}",
@@ -82,7 +82,7 @@ def rows_of(D: int, V: int) -> list[dict[str, object]]:
                         "most": each.max().item(),
                     }
                 )  # fmt: skip
-    return found
+    return table
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -53,7 +53,7 @@ def check_dense(name: str, value: object) -> Tensor:
 
 
 def check_no_gradient(name: str, value: object) -> None:
-    """Refuse a tensor that requires a gradient while autograd is on: the call has none.
+    """Refuse a tensor that requires a gradient while autograd is on: the call computes no gradient.
 
     Raises:
         InvalidArgument: such a tensor.

@@ -25,8 +25,12 @@ def test_the_csv_has_both_copies_and_the_fp8_copy_leaves_more(tmp_path):
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == compare_screens.COLUMNS and path.with_suffix(".env.json").exists()
-    of = {(row["copy"], row["sigma"], row["temperature"]): float(row["candidates"]) for row in rows}
-    assert len(of) == len(rows) == 4 * len(compare_screens.SIGMAS)
-    for (_, sigma, temperature), number in of.items():
-        assert 1 <= of["int8", sigma, temperature] <= number <= of["fp8", sigma, temperature]
-        assert of["int8", sigma, temperature] < of["fp8", sigma, temperature]
+    counts = {
+        (row["copy"], row["sigma"], row["temperature"]): float(row["candidates"]) for row in rows
+    }
+    assert len(counts) == len(rows) == 4 * len(compare_screens.SIGMAS)
+    for (_, sigma, temperature), number in counts.items():
+        assert (
+            1 <= counts["int8", sigma, temperature] <= number <= counts["fp8", sigma, temperature]
+        )
+        assert counts["int8", sigma, temperature] < counts["fp8", sigma, temperature]

@@ -265,7 +265,7 @@ REQUIRING = ("hidden", "weight", "bias", "temperature")
 
 
 def arguments_requiring(name: str) -> dict[str, torch.Tensor]:
-    """Return arguments of score, of which the named one requires a gradient."""
+    """Return arguments of score; the named one requires a gradient."""
     arguments = {
         "hidden": hidden.clone(),
         "weight": weight.clone(),
