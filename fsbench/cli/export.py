@@ -1,4 +1,4 @@
-"""`fsbench export`: results and problems in formats of others. No GPU, no torch."""
+"""`fsbench export`: results as one table. No GPU, no torch."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ def export(
     results: Results,
     out: Annotated[Path, option("--out", FOLDER, "Folder for the files.")] = Path("export"),
 ) -> None:
-    """Write results as one tidy CSV with a data dictionary, and problems for flashinfer-bench.
+    """Write results as one tidy CSV with a data dictionary.
 
     results.csv has a row for each cell of each run, with versions and commit; columns.csv says what
-    its columns mean. flashinfer-bench/ is a data set in its trace format: the plain problems of
-    the results, and the samplers whose tokens are given by the noise contract.
+    its columns mean.
     """
     from fsbench.cli.result_frames import read_results
-    from fsbench.discover import discover
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.sheet import as_csv
     from fsbench.records.store import read_environment
-    from fsbench.report.export import dictionary, tidy, trace_set
-    from fsbench.report.tables import normalized
+    from fsbench.report.export import dictionary, tidy
 
     frame = read_results(results)
     environments = {folder: read_environment(Path(folder)) for folder in frame.folder.unique()}
     table = tidy(frame, environments)
-    samplers = [entry.provider for entry in discover().values() if entry.provider]
     files = {
         "results.csv": as_csv(table, index=False),
         "columns.csv": as_csv(dictionary(table), index=False),
-        **{f"flashinfer-bench/{n}": text for n, text in trace_set(normalized(frame), samplers)},
     }
     for name, text in files.items():
         path = out / name
