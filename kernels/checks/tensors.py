@@ -6,7 +6,7 @@ wait for the GPU. They also run under torch.compile, where they cost nothing at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,18 +52,25 @@ def check_dense(name: str, value: object) -> Tensor:
     return value
 
 
-def check_no_gradient(name: str, value: object) -> None:
-    """Refuse a tensor that requires a gradient while autograd is on: the call computes no gradient.
+def check_no_gradients(arguments: Iterable[tuple[str, object]]) -> None:
+    """Refuse tensors that require a gradient while autograd is on: the call computes no gradient.
+
+    Args:
+        arguments: (name, value) of each argument; values of other types are accepted. Without
+            autograd none is looked at.
 
     Raises:
-        InvalidArgument: such a tensor.
+        InvalidArgument: the first such tensor.
     """
-    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgument(
-            f"{name}: expected a tensor that requires no gradient, as this call has none; got one "
-            "that does: make the call under torch.no_grad(), and take the gradient from another "
-            "loss"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for name, value in arguments:
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise InvalidArgument(
+                f"{name}: expected a tensor that requires no gradient, as this call has none; got "
+                "one that does: make the call under torch.no_grad(), and take the gradient from "
+                "another loss"
+            )
 
 
 def check_tensor(

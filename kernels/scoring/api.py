@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.checks.tensors import check_dense, check_no_gradient, check_tensor
+from fsbench.kernels.checks.tensors import check_dense, check_no_gradients, check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -94,8 +94,7 @@ def score(
     if check_flag("return_rank", return_rank) and request.shard is not None:
         raise InvalidArgument("return_rank: expected False with a VocabShard; got True")
     request = request._replace(seed=targets.view(B, n), noise="target")
-    for name, value in zip(Request._fields, request, strict=True):
-        check_no_gradient(name, value)
+    check_no_gradients(zip(Request._fields, request, strict=True))
     result = _compute(
         request, has_entropy=return_entropy, has_rank=return_rank, kernel=kernel, config=config
     )
