@@ -7,8 +7,10 @@ from types import ModuleType
 
 import pytest
 import torch
+from tree import ROOT
 
 from fsbench.baselines.score_liger import PROVIDER
+from fsbench.discover import discover
 from fsbench.errors import UnsupportedProblem
 from fsbench.problem import Problem
 
@@ -46,6 +48,16 @@ def test_the_loss_is_negated_at_the_temperature_of_the_problem(capability):
     expected = torch.log_softmax(hidden @ weight.T / 0.7, dim=1)
     targets = torch.tensor(problem.row_targets())[:, None]
     torch.testing.assert_close(logprob, expected.gather(1, targets)[:, 0])
+
+
+def test_the_case_with_gradients_returns_the_same_log_probabilities(capability):
+    capability(9, 0)
+    case = discover([ROOT / "tools" / "cases" / "score.py"])["gradient_liger"].provider
+    hidden, weight = torch.randn(3, 8), torch.randn(20, 8)
+    problem = Problem(3, 8, 20, "bf16", 0.7)
+    step = (hidden, *2 * [torch.zeros(1, dtype=torch.int64)])
+    expected = PROVIDER.build(problem, weight)(*step)
+    assert torch.equal(case.build(problem, weight)(*step), expected)
 
 
 def test_gpus_on_which_liger_falls_back_to_products_are_refused(capability):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fsbench.baselines import score_liger
 from fsbench.kernels import score
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -70,13 +71,7 @@ def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float)
 
 
 def fused_by_liger(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    from liger_kernel.ops.fused_linear_scaled_cross_entropy import (
-        LigerFusedLinearScaledCrossEntropyFunction,
-    )
-
-    loss: Tensor = LigerFusedLinearScaledCrossEntropyFunction.apply(
-        hidden, weight, targets, float(temperature)
-    )
+    loss = score_liger.fused_loss()(hidden, weight, targets, temperature)
     loss.backward(torch.ones_like(loss))
     return -loss
 
