@@ -65,9 +65,8 @@ def plot(
     decodings = [path for path in results if (path / STEPS).is_file()]
     if decodings:
         lines = (line for path in decodings for line in read(path))
-        for name, engine, figure in end_to_end.draw_engines(summary(lines)):
-            if name in chosen:
-                plans.append((name, engine, partial(lambda figure: figure, figure)))
+        for name, engine, figure in end_to_end.draw_engines(summary(lines), chosen):
+            plans.append((name, engine, partial(lambda figure: figure, figure)))
     runs = [path for path in results if path not in decodings]
     run_figures = [name for name in chosen if name in FIGURES]
     if runs and run_figures:

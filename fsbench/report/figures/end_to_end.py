@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -19,21 +19,23 @@ ACROSS = 3
 LARGEST_DEVIATION = 2.0
 """Savings whose standard deviation over runs exceeds this, in percent, are not drawn."""
 
-
 NAMES = ("tpot", "share")
 """Figures of engines."""
 
 
-def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, str, Figure]]:
-    """Yield (name, engine, figure) for each engine of an fsbench.e2e.summary that has times.
+def draw_engines(
+    frame: pd.DataFrame, names: Collection[str] = NAMES
+) -> Iterator[tuple[str, str, Figure]]:
+    """Yield (name, engine, figure) for each name and each engine that has times.
 
+    frame is an fsbench.e2e.summary, and names are among NAMES; no other figure is drawn.
     The share is left out if no profile tells the parts of a step.
     """
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):
-        yield "tpot", str(engine), draw(rows)
-        shares = engine_shares.draw(rows)
-        if shares is not None:
+        if "tpot" in names:
+            yield "tpot", str(engine), draw(rows)
+        if "share" in names and (shares := engine_shares.draw(rows)) is not None:
             yield "share", str(engine), shares
 
 

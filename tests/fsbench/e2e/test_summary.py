@@ -13,7 +13,7 @@ from fsbench.e2e.records import Case, Decoded, Profile, StepStore, read
 from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
 from fsbench.e2e.tables import markdown, write_tables
 from fsbench.errors import ResultsError
-from fsbench.report.figures import engine_shares
+from fsbench.report.figures import end_to_end, engine_shares
 from fsbench.report.figures.end_to_end import draw, write_figures
 
 
@@ -183,6 +183,14 @@ def test_figures_are_drawn_from_several_folders(tmp_path):
     other = ["plot", folders[0], "--figure", "runtime", "--out", str(tmp_path / "none")]
     assert "--figure: expected one that" in str(CliRunner().invoke(app, other).exception)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("name", "module"), [("tpot", engine_shares), ("share", end_to_end)])
+def test_only_the_chosen_figure_is_drawn(folder, tmp_path, monkeypatch, name, module):
+    monkeypatch.setattr(module, "draw", None)  # drawing the figure that was not chosen fails
+    plot = ["plot", str(folder), "--figure", name, "--format", "svg", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, plot, catch_exceptions=False).exit_code == 0
+    assert [path.name for path in tmp_path.glob("*.svg")] == [f"{name}_vllm.svg"]
 
 
 def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):
