@@ -71,8 +71,8 @@ def test_a_case_passes_the_check_before_timing(name):
 def test_an_option_with_the_distribution_of_the_problem_passes_the_gate(name, check, effort):
     """`fsbench run` does not time a sampler that fails it."""
     effort("gate", fit_draws=2**12, vocabulary=1000)
-    (found,) = verify(CASES[name].provider, Setting("cpu", "fp32"), only=[check])
-    assert found.passed, found
+    (result,) = verify(CASES[name].provider, Setting("cpu", "fp32"), only=[check])
+    assert result.passed, result
 
 
 def test_filters_as_tensors_draw_what_numbers_draw():

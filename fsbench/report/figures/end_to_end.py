@@ -29,7 +29,7 @@ def draw_engines(
     """Yield (name, engine, figure) for each name and each engine that has times.
 
     frame is an fsbench.e2e.summary, and names are among NAMES; no other figure is drawn.
-    The share is left out if no profile tells the parts of a step.
+    The share is left out where no profile has the parts of a step.
     """
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):

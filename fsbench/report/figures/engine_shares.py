@@ -16,11 +16,11 @@ _BAR = 0.8
 
 @laid_out
 def draw(rows: pd.DataFrame) -> Figure | None:
-    """Draw one engine, a panel per model; return None if no profile tells the parts.
+    """Draw one engine, a panel per model; return None if no profile has the parts.
 
     Each case has a bar for each sampler: percent of the GPU's time in a step that is not spent in
-    the layers. The LM head's matmul is gray where it is a kernel of its own; in a fused sampler it
-    cannot be told from sampling.
+    the layers. The LM head's matmul is gray where it is a separate kernel; in a fused sampler its
+    time cannot be separated from that of sampling.
     """
     profiled = rows[rows.draw_us.notna() & rows.rest_us.notna()]
     if profiled.empty:

@@ -157,11 +157,11 @@ def test_figure(folder, tmp_path):
     assert upper.get_title("left") == "qwen3-8b, TP 1"
 
 
-def test_the_share_of_a_step_is_drawn_where_profiles_tell_it(folder):
+def test_the_share_of_a_step_is_drawn_where_profiles_have_it(folder):
     frame = write_tables(folder)
     (panel,) = engine_shares.draw(frame[frame.runs > 0]).axes
     widths = [bar.get_width() for bars in panel.containers for bar in bars]
-    # Of a GPU's 3900 and 3650 us. In the fused sampler the matmul is not told apart.
+    # Of a GPU's 3900 and 3650 us. In the fused sampler the matmul has no part.
     parts = [100 * us / 3900 for us in (450, 150)] + [0, 100 * 350 / 3650]
     assert widths == pytest.approx(2 * parts)
     labels = [tick.get_text() for tick in panel.get_yticklabels()]
