@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fsbench.provider import Kind
@@ -28,6 +31,7 @@ def draw(rows: pd.DataFrame) -> Figure | None:
     look = styles(profiled.assign(provider=profiled.sampler, kind=str(Kind.EXACT)))
     models = list(profiled.groupby(["model", "tp"], sort=False))
     samplers = list(profiled.sampler.unique())
+    height = _BAR / len(samplers)
     most = max(len(of_model.groupby(["requests", "b"])) for _, of_model in models)
     figure = Figure(
         figsize=(3.4 + 3.4 * len(models), 1.2 + 0.14 * most * max(2, len(samplers))),
@@ -38,20 +42,8 @@ def draw(rows: pd.DataFrame) -> Figure | None:
         cases = list(of_model.groupby(["requests", "b"], sort=False))
         for place, (_, case) in enumerate(cases):
             for row in case.itertuples():
-                step = row.draw_us + row.rest_us
-                matmul = 0.0 if pd.isna(row.matmul_us) else row.matmul_us
-                height = _BAR / len(samplers)
                 y = place - _BAR / 2 + height * (samplers.index(row.sampler) + 0.5)
-                color = look[row.sampler].line["color"]
-                panel.barh(y, 100 * matmul / step, height, color=_MATMUL, label="LM head's matmul")
-                panel.barh(
-                    y,
-                    100 * (row.draw_us - matmul) / step,
-                    height,
-                    left=100 * matmul / step,
-                    color=color,
-                    label=f"{row.label}: LM head and sampling" if not matmul else row.label,
-                )
+                _draw_bar(panel, row, y, height, look[row.sampler].line["color"])
         panel.set_yticks(range(len(cases)), [f"{kind}, B = {b}" for (kind, b), _ in cases])
         panel.set_ylim(len(cases) - 0.5, -0.5)
         panel.set_axisbelow(True)
@@ -62,3 +54,13 @@ def draw(rows: pd.DataFrame) -> Figure | None:
     in_words(figure, f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}")
     legend(figure, *panels)
     return figure
+
+
+def _draw_bar(panel: Axes, row: Any, y: float, height: float, color: str) -> None:
+    """Draw the bar of one sampler: the LM head's matmul, if it was profiled, then the rest."""
+    step = row.draw_us + row.rest_us
+    matmul = 0.0 if pd.isna(row.matmul_us) else row.matmul_us
+    of_matmul, of_rest = 100 * matmul / step, 100 * (row.draw_us - matmul) / step
+    label = row.label if matmul else f"{row.label}: LM head and sampling"
+    panel.barh(y, of_matmul, height, color=_MATMUL, label="LM head's matmul")
+    panel.barh(y, of_rest, height, left=of_matmul, color=color, label=label)
