@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from imitated_gpus import H100, H200, imitate_gpu
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
@@ -15,7 +17,6 @@ from fsbench.kernels.configs.portable import TileConfig
 
 PORTABLE = TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
 HOPPER = HopperConfig(1, 128, 64, 2, False)
-H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
@@ -32,20 +33,7 @@ def both(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Imitate a Hopper GPU; each has another device, since choices are cached by device."""
-
-    def imitate(name: str) -> torch.device:
-        facts = SimpleNamespace(
-            name=name, shared_memory_per_block_optin=232448, multi_processor_count=132
-        )
-        cuda = _choice.torch.cuda
-        monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
-        monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
-        rows = {"NVIDIA H200": 64, H100: 128}[name]
-        monkeypatch.setattr(_choice, "portable_rows", lambda device: rows)
-        return torch.device("cuda", 6 + (rows == 64))
-
-    return imitate
+    return partial(imitate_gpu, monkeypatch)
 
 
 def chosen(B: int, V: int = 500, **options: object) -> object:

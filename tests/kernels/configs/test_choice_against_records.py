@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
-import torch
+from imitated_gpus import H100, H200, imitate_gpu
 from tree import ROOT
 
 from fsbench.kernels.configs import choice, screen_choice
 from fsbench.kernels.configs.hopper import HopperConfig
 
-GPUS = {"h200": ("NVIDIA H200", 64), "h100": ("NVIDIA H100 80GB HBM3", 128)}
-"""Names, and portable_rows, which need the clocks of a GPU."""
+GPUS = {"h200": H200, "h100": H100}
+"""Folder of results -> GPU."""
 PORTABLE, HOPPER, SCREENED = "flash_sampling", "flash_sampling_hopper", "flash_sampling_screened"
 TOKEN = "flash_sampling_token"
 FILTERED, FILTERED_SCREENED = "flash_sampling_topk_topp", "flash_sampling_topk_topp_screened"
@@ -31,84 +31,93 @@ SLOWER = {
 """Known cells (GPU, B, D, V) in which the choice is slower, and by how much at most."""
 
 Times = dict[str, tuple[float, str]]
+"""Provider -> (median in us, config)."""
+
+
+class Cell(NamedTuple):
+    folder: str
+    B: int
+    D: int
+    V: int
+    weights: str
 
 
 @pytest.fixture(params=list(GPUS))
 def gpu(request, monkeypatch):
-    """The name of a GPU and an imitated device of it."""
-    name, rows = GPUS[request.param]
-    facts = SimpleNamespace(
-        name=name, shared_memory_per_block_optin=232448, multi_processor_count=132
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(choice, "portable_rows", lambda device: rows)
-    monkeypatch.setattr(choice, "multiprocessors", lambda device: 132)
-    # Choices are cached by device; no other test has these.
-    return request.param, torch.device("cuda", 40 + list(GPUS).index(request.param))
+    """The folder of a GPU's results, and its imitated device."""
+    return request.param, imitate_gpu(monkeypatch, GPUS[request.param])
 
 
-def records(gpu: str) -> dict[tuple[str, int, int, int, str], Times]:
-    """Return {(folder, B, D, V, weights): {provider: (median in us, config)}}, of CUDA graphs."""
-    cells: dict[Any, Times] = defaultdict(dict)
+def records(gpu: str) -> dict[Cell, Times]:
+    """Return the times of CUDA graphs."""
+    cells: dict[Cell, Times] = defaultdict(dict)
     for path in sorted((ROOT / "results" / gpu).rglob("results.csv")):
+        folder = path.parent.relative_to(ROOT).as_posix()
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if (row["status"], row["tp"], row["graph"]) == ("ok", "1", "True"):
-                    shape = (int(row["b"]), int(row["d"]), int(row["v"]), row.get("weights", ""))
-                    place = (path.parent.relative_to(ROOT).as_posix(), *shape)
+                    B, D, V = (int(row[name]) for name in ("b", "d", "v"))
+                    cell = Cell(folder, B, D, V, row.get("weights", ""))
                     config = row["config"].removesuffix(" tma")
-                    cells[place][row["provider"]] = (float(row["median_us"]), config)
+                    cells[cell][row["provider"]] = (float(row["median_us"]), config)
     return cells
 
 
-def slower(gpu: str, shape: tuple[int, int, int], chosen: float, other: float) -> bool:
-    """Whether a choice is slower than the other way, beyond a tie and what is known."""
-    return chosen / other > SLOWER.get((gpu, *shape), WITHIN)
+def compare(
+    gpu: str, ways: set[str], choose: Callable[[Cell], tuple[str, str | None]]
+) -> tuple[int, list[Any]]:
+    """Compare a choice of two providers with every cell that has both.
+
+    Args:
+        choose: cell -> (provider, its config, or None for any).
+
+    Returns:
+        The number of cells compared, and those in which the choice is slower, beyond a tie and
+        what is known.
+    """
+    compared, wrong = 0, []
+    for cell, times in records(gpu).items():
+        if not ways <= times.keys():
+            continue
+        chosen, config = choose(cell)
+        if config not in (None, times[chosen][1]):
+            continue
+        compared += 1
+        (other,) = ways - {chosen}
+        most = SLOWER.get((gpu, cell.B, cell.D, cell.V), WITHIN)
+        if times[chosen][0] / times[other][0] > most:
+            wrong.append((cell, chosen, times))
+    return compared, wrong
 
 
 def test_the_faster_fused_kernel_is_chosen(gpu):
-    name, device = gpu
-    compared, wrong = 0, []
-    for (folder, B, D, V, weights), times in records(name).items():
-        if not {PORTABLE, HOPPER} <= times.keys():
-            continue
-        size = 1 if weights else 2
-        tiles = choice.config_for(B, D, V, device, size, True, "group", "auto", None, False, False)
-        chosen, other = (
-            (HOPPER, PORTABLE) if isinstance(tiles, HopperConfig) else (PORTABLE, HOPPER)
-        )
-        if times[chosen][1] != str(tiles):
-            continue
-        compared += 1
-        if slower(name, (B, D, V), times[chosen][0], times[other][0]):
-            wrong.append((folder, B, D, V, chosen, times))
+    folder, device = gpu
+
+    def choose(cell: Cell) -> tuple[str, str]:
+        size = 1 if cell.weights else 2
+        shape = (cell.B, cell.D, cell.V)
+        tiles = choice.config_for(*shape, device, size, True, "group", "auto", None, False, False)
+        return HOPPER if isinstance(tiles, HopperConfig) else PORTABLE, str(tiles)
+
+    compared, wrong = compare(folder, {PORTABLE, HOPPER}, choose)
     assert compared > 100
     assert not wrong
 
 
 def test_the_screen_is_chosen_where_it_is_faster_than_the_weight_with_the_same_noise(gpu):
-    name, _ = gpu
-    compared, wrong = 0, []
-    for (folder, B, D, V, _), times in records(name).items():
-        if not {SCREENED, TOKEN} <= times.keys():
-            continue
-        compared += 1
-        screened = screen_choice.worth_screening(B, V, D, (9, 0))[0]
-        ways = times[SCREENED][0], times[TOKEN][0]
-        if slower(name, (B, D, V), *(ways if screened else ways[::-1])):
-            wrong.append((folder, B, D, V, screened, ways))
+    def choose(cell: Cell) -> tuple[str, None]:
+        screened, _ = screen_choice.worth_screening(cell.B, cell.V, cell.D, (9, 0))
+        return SCREENED if screened else TOKEN, None
+
+    compared, wrong = compare(gpu[0], {SCREENED, TOKEN}, choose)
     assert compared >= 8
     assert not wrong
 
 
 def test_filters_are_from_the_screen_where_that_is_faster(gpu):
-    name, _ = gpu
-    wrong = []
-    for (folder, B, D, V, _), times in records(name).items():
-        if {FILTERED, FILTERED_SCREENED} <= times.keys():
-            screened = screen_choice.worth_filtering(B, V, 20, (9, 0))[0]
-            ways = times[FILTERED_SCREENED][0], times[FILTERED][0]
-            if slower(name, (B, D, V), *(ways if screened else ways[::-1])):
-                wrong.append((folder, B, D, V, screened, ways))
+    def choose(cell: Cell) -> tuple[str, None]:
+        screened, _ = screen_choice.worth_filtering(cell.B, cell.V, 20, (9, 0))
+        return FILTERED_SCREENED if screened else FILTERED, None
+
+    _, wrong = compare(gpu[0], {FILTERED, FILTERED_SCREENED}, choose)
     assert not wrong

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flash_sample_cases import SEED, TILES, check, counter, problem, same_bits, stored
+from imitated_gpus import H200, imitate_gpu
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
@@ -222,11 +223,7 @@ def test_bad_heads_and_calls_that_take_none(call, error, message):
 def test_describe_and_the_choice_on_a_gpu(monkeypatch):
     assert "pointers" in describe(torch.ones(2, 24), quantize_head(torch.ones(100, 24)))
     assert describe(HIDDEN, GOOD, why=True).startswith("b16v256d64s128N")
-    gpu = torch.device("cuda", 5)
-    limits = {"shared_memory_per_block_optin": 232448, "multi_processor_count": 132}
-    properties = type("", (), {"name": "NVIDIA H200", **limits})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = imitate_gpu(monkeypatch, H200)
     arguments: dict[str, Any] = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None}
     full, short = (4096, 151_936, gpu, 1), (8192, 128_256, gpu, 1)  # of blocks, in the last round
     for B in (1, 16, 32):
