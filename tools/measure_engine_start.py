@@ -21,7 +21,6 @@ whose other caches are empty. After each start 1,000 mixed requests are served i
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import logging
 import os
@@ -29,11 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from write_csv import write_csv
+
 from fsbench.e2e.models import decoder, sampling_parameters
-from fsbench.machine.environment import environment
 
 COLUMNS = (
     *("sampler", "caches", "ready_s", "engine_s", "first_s", "serving_s"),
@@ -157,6 +158,25 @@ def warm(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) -> 
         subprocess.run(command, env=variables, stdout=output, stderr=output, check=True)
 
 
+def rows(arguments: argparse.Namespace) -> Iterator[list[object]]:
+    """Start the engine with each sampler and each state of the caches; print and yield each row."""
+    log = arguments.csv.with_suffix(".log")
+
+    def measured(sampler: str, caches: str, root: str) -> list[object]:
+        row = start(arguments, sampler, Path(root), log) | {"caches": caches}
+        print(*(f"{name}={row[name]}" for name in COLUMNS), flush=True)
+        return [row[name] for name in COLUMNS]
+
+    for sampler in arguments.sampler.split(","):
+        with tempfile.TemporaryDirectory() as root:
+            yield measured(sampler, "empty", root)
+            yield measured(sampler, "filled", root)
+        if arguments.warm and sampler != "vllm":
+            with tempfile.TemporaryDirectory() as root:
+                warm(arguments, sampler, Path(root), log)
+                yield measured(sampler, "warmed", root)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("csv", type=Path, nargs="?")
@@ -170,28 +190,7 @@ def main() -> None:
         request, result = arguments.serve
         Path(result).write_text(json.dumps(serve(*json.loads(request))))
         return
-    arguments.csv.parent.mkdir(parents=True, exist_ok=True)
-    log = arguments.csv.with_suffix(".log")
-    record = json.dumps(environment("cuda", sys.argv), indent=2)
-    arguments.csv.with_suffix(".env.json").write_text(record + "\n")
-    with arguments.csv.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-
-        def measure(sampler: str, caches: str, root: Path) -> None:
-            row = start(arguments, sampler, root, log) | {"caches": caches}
-            writer.writerow(row)
-            file.flush()
-            print(*(f"{name}={row[name]}" for name in COLUMNS), flush=True)
-
-        for sampler in arguments.sampler.split(","):
-            with tempfile.TemporaryDirectory() as root:
-                measure(sampler, "empty", Path(root))
-                measure(sampler, "filled", Path(root))
-            if arguments.warm and sampler != "vllm":
-                with tempfile.TemporaryDirectory() as root:
-                    warm(arguments, sampler, Path(root), log)
-                    measure(sampler, "warmed", Path(root))
+    write_csv(arguments.csv, COLUMNS, rows(arguments), "cuda")
 
 
 if __name__ == "__main__":

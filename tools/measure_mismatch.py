@@ -32,8 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from measure_acceptance import GENERATED, PLAIN, Model, write
+from measure_acceptance import GENERATED, PLAIN, Model
 from torch import Tensor
+from write_csv import write_csv
 
 from fsbench import inputs
 from fsbench.baselines.providing.logits import float_logits
@@ -168,4 +169,4 @@ def table(wheels: list[str]) -> Iterator[list[object]]:
 
 if __name__ == "__main__":
     path, *wheels = sys.argv[1:]
-    write(Path(path), COLUMNS, table(wheels), DEVICE)
+    write_csv(Path(path), COLUMNS, table(wheels), DEVICE)
