@@ -97,7 +97,7 @@ def _on_gpu(
     begins = [min((e["ts"] for e, d, _ in launched if d is r), default=None) for r in draws]
     starts = [ts for ts in begins if ts is not None]
     if len(starts) < 2:
-        raise ResultsError("trace: expected kernels in two draws or more; got none")
+        raise ResultsError(f"trace: expected kernels in two draws or more; got {len(starts)}")
     first, last, steps = min(starts), max(starts), len(starts) - 1
     kernels: Counter[str] = Counter()
     draw_us = rest_us = 0.0

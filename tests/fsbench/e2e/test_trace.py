@@ -94,6 +94,9 @@ def test_without_the_launching_call_the_operator_counts():
 def test_too_few_steps_are_an_error():
     with pytest.raises(ResultsError, match="expected two ranges 'fsbench: draw' or more; got 1"):
         step_profile(steps(1))
+    events = [e for e in steps(2) if e["args"].get("correlation", 0) < 10]
+    with pytest.raises(ResultsError, match="expected kernels in two draws or more; got 1"):
+        step_profile(events)
 
 
 def test_a_profile_of_torch_on_a_cpu(tmp_path):
