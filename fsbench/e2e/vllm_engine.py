@@ -102,40 +102,10 @@ class Engines:
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, EngineProcess] = {}
         self._failed: dict[str, EngineFailed] = {}
-        positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
         try:
             for name in samplers:  # start all first: they load and compile at the same time
-                folder = Path(self._folder.name) / name
-                folder.mkdir()
-                config = json.dumps(decoder.config(plan.dtype, positions), indent=2)
-                (folder / "config.json").write_text(config, encoding="utf-8")
                 log = logs / f"vllm-{decoder.name}-tp{tp}-{name}.log"
-                drafts = None
-                if plan.drafts:
-                    (folder / "drafter").mkdir()
-                    config = json.dumps(decoder.drafter_config(plan.dtype, positions), indent=2)
-                    (folder / "drafter" / "config.json").write_text(config, encoding="utf-8")
-                    drafts = {
-                        "method": "eagle",
-                        "model": str(folder / "drafter"),
-                        "num_speculative_tokens": plan.drafts,
-                    }
-                environment = engine_environment(name, plan.drafts > 0)
-                process = self._processes[name] = EngineProcess(environment, log)
-                process.send(
-                    "start",
-                    folder=folder,
-                    tp=tp,
-                    batches=list(plan.batches),
-                    prompt_tokens=plan.prompt_tokens,
-                    output_tokens=plan.output_tokens,
-                    dtype=plan.dtype,
-                    seed=plan.seed,
-                    kv_bytes=cache_bytes(plan, decoder, tp),
-                    memory=round(memory / len(samplers), 3),
-                    vocabulary=decoder.V,
-                    drafts=drafts,
-                )
+                self._start(name, plan, decoder, tp, log, round(memory / len(samplers), 3))
             for name, process in self._processes.items():
                 try:
                     process.receive(_START_S)
@@ -146,6 +116,38 @@ class Engines:
         except BaseException:
             self.close()
             raise
+
+    def _start(
+        self, name: str, plan: DecodePlan, decoder: Decoder, tp: int, log: Path, memory: float
+    ) -> None:
+        """Start a sampler's process; it answers when its engine is ready."""
+        folder = Path(self._folder.name) / name
+        positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
+        _write_config(folder, decoder.config(plan.dtype, positions))
+        drafts = None
+        if plan.drafts:
+            _write_config(folder / "drafter", decoder.drafter_config(plan.dtype, positions))
+            drafts = {
+                "method": "eagle",
+                "model": str(folder / "drafter"),
+                "num_speculative_tokens": plan.drafts,
+            }
+        environment = engine_environment(name, plan.drafts > 0)
+        process = self._processes[name] = EngineProcess(environment, log)
+        process.send(
+            "start",
+            folder=folder,
+            tp=tp,
+            batches=list(plan.batches),
+            prompt_tokens=plan.prompt_tokens,
+            output_tokens=plan.output_tokens,
+            dtype=plan.dtype,
+            seed=plan.seed,
+            kv_bytes=cache_bytes(plan, decoder, tp),
+            memory=memory,
+            vocabulary=decoder.V,
+            drafts=drafts,
+        )
 
     def prepare(self, sampler: str, B: int, requests: str) -> None:
         self.decode(sampler, B, requests)
@@ -174,6 +176,11 @@ class Engines:
         process = self._processes[sampler]
         process.send(action, **arguments)
         return process.receive(_ANSWER_S)
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def cache_bytes(plan: DecodePlan, decoder: Decoder, tp: int) -> int:
