@@ -121,11 +121,11 @@ def _measure_model(
             say(f"{name}: {reason}")
         else:
             available.append(name)
-    failed = 0
     if not available:
-        return failed
+        return 0
     say(f"{decoder.name}, tp {tp}: loading")
     session = engine.open(plan, decoder, tp, available)
+    failed = 0
     try:
         for requests, B in product(plan.requests, plan.batches):
             batch = {name: replace(cases[name], b=B, requests=requests) for name in available}

@@ -2,7 +2,8 @@
 
 A folder holds
 
-    steps.jsonl    one line per decoding, per profile, or per sampler that could not run
+    steps.jsonl    one line per decoding, profile or timed draft, per sampler that could not run,
+                   and with vLLM per sampler's counters of tokens
     env.json       the machine (fsbench.machine.environment)
     e2e.csv        one row per model, batch size and sampler, derived (fsbench.e2e.summary)
     e2e.md         the same as tables
@@ -31,6 +32,7 @@ class Case:
     """One sampler in one engine, on one model with B requests at a time.
 
     Attributes:
+        b: requests at a time; 0 in a line that is about all batch sizes.
         label: the sampler's text in legends.
         fused: whether the logits never exist in memory.
         baseline: whether savings are relative to this sampler.
@@ -116,7 +118,12 @@ class Profile:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Time of one draft in microseconds: all of it, and LM head and draw or 0."""
+    """Time of one draft in microseconds.
+
+    Attributes:
+        us: the whole draft.
+        draw_us: its LM head and sampling; 0 if the drafter has none.
+    """
 
     us: float
     draw_us: float

@@ -25,7 +25,7 @@ from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.trace import read_profile
 from fsbench.errors import EngineFailed, describe
 
-_PROFILED = 24  # steps
+_FIRST_PROFILED, _PROFILED = 4, 24  # the first step of a profile, and the number of its steps
 _TRACES = "traces"
 
 
@@ -106,9 +106,9 @@ class ServingEngine:
         before = set(traces.glob("*.pt.trace.json"))
         self._send(b, requests, min(self._output_tokens, 3 * _PROFILED))
         arrived: dict[str, list[float]] = {}
-        self._until(arrived, b, 4)
+        self._until(arrived, b, _FIRST_PROFILED)
         self._llm.start_profile()
-        self._until(arrived, b, 4 + _PROFILED)
+        self._until(arrived, b, _FIRST_PROFILED + _PROFILED)
         self._llm.stop_profile()
         while self._llm.llm_engine.has_unfinished_requests():
             self._step(arrived)
