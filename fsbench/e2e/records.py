@@ -122,7 +122,7 @@ class Drafting:
 
     Attributes:
         us: the whole draft.
-        draw_us: its LM head and sampling; 0 if the drafter has none.
+        draw_us: its LM head and sampling; 0 for the n-gram drafter.
     """
 
     us: float
