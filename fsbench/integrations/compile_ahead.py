@@ -6,7 +6,8 @@ before it draws it, and then loads the kernels from the cache. `fsbench warm --r
 compiles the same kernels. Kernels are compiled for fake tensors (kernels.warming.offline), without
 a GPU.
 
-If the processes fail, the engine compiles the kernels itself.
+If the processes end early while the engine starts, the engine compiles the kernels itself. If they
+end later, vLLM keeps drawing the kinds that are not compiled.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _POLL_S = 0.5
 
 
 class EngineSpec(NamedTuple):
-    """The properties that decide the kernels of an engine.
+    """The properties of an engine that decide which kernels it launches.
 
     Attributes:
         sampler: flash_sample or screened.
@@ -58,6 +59,7 @@ class EngineSpec(NamedTuple):
         rows: rows of the LM head, with padding.
         D: columns of the LM head.
         dtype: bf16 or fp16.
+        soft_cap: as in Head.
         max_rows: rows of the largest batch.
         raw: as served_kinds takes it.
     """

@@ -37,7 +37,7 @@ LayerCache = tuple[Tensor, Tensor]
 class RowCache:
     """Keys and values [B, heads, length, size] of each layer, written at positions of each row.
 
-    Entries behind a row's position belong to rejected drafts. The mask hides them until they are
+    Entries after a row's position belong to rejected drafts. The mask hides them until they are
     written again. Decodings that take turns may share a cache.
     """
 
@@ -86,7 +86,7 @@ class Decoding:
         seed: int64 [B], one per request.
         k: drafts per step.
         drafter: proposes k tokens; None if k is 0.
-        draw: the sampler. With drafts its noise must be of tokens, as that of the default is.
+        draw: the sampler; None draws with flash_sample. With drafts it must use token noise.
         cache: one of at least length + k + 1 positions, or None to make one.
 
     Attributes:
@@ -154,7 +154,7 @@ class Decoding:
             return self._draw(Rows(hidden, temperature, seed, offset)).tokens
 
     def draft(self) -> Tensor:
-        """Return the drafts behind the position, int64 [B, k]; -1 is no draft."""
+        """Return the drafts after the last token, int64 [B, k]; -1 is no draft."""
         return self._drafter(self)
 
     def step(self) -> None:
@@ -164,7 +164,7 @@ class Decoding:
         positions = position + self.columns[: self.k + 1]
         hidden = self.forward(self.model.model, ids, positions)
         verified = verify_drafts(self.draw(hidden, self.k, self.position), drafts)
-        # The next step overwrites what is written behind the accepted tokens.
+        # The next step overwrites what is written after the accepted tokens.
         self.tokens.scatter_(1, positions + 1, verified.tokens.clamp_min(0))
         self._newest[:, 0] = verified.num_accepted + 1
         self._newest[:, 1:] = verified.tokens

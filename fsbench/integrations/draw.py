@@ -120,14 +120,23 @@ class TokenLogprobs(NamedTuple):
 
 
 class DrawResult(NamedTuple):
-    """tokens: int64 [B]; -1 where a row has no finite logit, if the sampler reports it."""
+    """Results of a draw.
+
+    Attributes:
+        tokens: int64 [B]; -1 where a row has no finite logit, if the sampler reports it.
+        logprobs: those of rows.logprobs, or None.
+    """
 
     tokens: Tensor
     logprobs: TokenLogprobs | None = None
 
 
 class Draw(Protocol):
-    """LM head and sampling of one decode step. supported: the needs of a row that it meets."""
+    """LM head and sampling of one decode step.
+
+    Attributes:
+        supported: the needs of a row that it meets.
+    """
 
     supported: Need
 

@@ -18,7 +18,13 @@ _LOG = logging.getLogger("vllm.fsbench")
 
 
 class Graph(NamedTuple):
-    """A captured draw. bytes: the device memory that it takes."""
+    """A captured draw.
+
+    Attributes:
+        replay: draws again from the captured inputs.
+        result: tensors that each replay overwrites.
+        bytes: device memory that the graph takes.
+    """
 
     replay: Callable[[], None]
     result: DrawResult

@@ -12,7 +12,7 @@ FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
 
 
 class Need(IntFlag):
-    """A feature that a request needs beyond a draw at T = 1. Its batch never changes it."""
+    """A feature that a request needs beyond a draw at T = 1; it does not depend on the batch."""
 
     TEMPERATURE = auto()  # other than 1; greedy is 0
     MASK = auto()  # a grammar's bits
@@ -62,7 +62,11 @@ class Route(Enum):
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of a batch that are drawn together. rows: int64 indices into the batch, ascending."""
+    """Rows of a batch that are drawn together.
+
+    Attributes:
+        rows: int64 indices into the batch, ascending.
+    """
 
     route: Route
     rows: np.ndarray

@@ -65,7 +65,13 @@ class Counts:
 
 
 class Settings(NamedTuple):
-    """Settings of a group's requests, tensors [n]; screened: as in Rows."""
+    """Settings of the requests of a group of n rows, kept until the batch changes.
+
+    Attributes:
+        key: (generation, requests of the batch, rows of the group) that the settings belong to.
+        slots: [n], the indices of the requests in vLLM's states.
+        temperature, seed, filters, screened: as in Rows.
+    """
 
     key: tuple[int, bytes, bytes]
     slots: Tensor

@@ -82,6 +82,7 @@ class RunnerPlugin:
         sampling.generation += 1
         drafts = os.environ.get(DRAFTS) == "1" and self._name in SERVING
         if drafts and getattr(runner, "speculator", None) is not None:
+            # The function of an earlier call, which draws from the old head.
             vars(runner.speculator).pop(_GREEDY, None)
         sampling.disabled_reason = adapter.unsupported_reason(runner, drafts) or ""
         head = sampling.disabled_reason or find_head(runner)
