@@ -32,6 +32,7 @@ FOLDER = Path("build/engines")
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 _FLASHINFER = {
+    "flashinfer.sampling:min_p_sampling_from_probs": ("probs", "min_p", "seed", "offset"),
     "flashinfer.sampling:sampling_from_logits": ("logits", "indices", "seed", "offset"),
     "flashinfer.sampling:sampling_from_probs": ("probs", "seed", "offset"),
     "flashinfer.sampling:softmax": ("logits", "temperature"),

@@ -5,7 +5,7 @@ Random numbers (sampling.cuh of FlashInfer 0.6.9). Every kernel reads one `seed`
 
 - sampling_from_logits: one subsequence per row and aligned group of gcd(4, V) tokens; it uses that
   many consecutive words, one per token.
-- sampling_from_probs: one subsequence per row, one word.
+- sampling_from_probs, min_p_sampling_from_probs: one subsequence per row, one word.
 - top_p_sampling_from_probs: one subsequence per row, one word per round of rejection; with
   top_p = 1 the first round nearly always accepts.
 

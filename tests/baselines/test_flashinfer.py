@@ -12,6 +12,7 @@ from fsbench.baselines import (
     flashinfer_gumbel,
     flashinfer_gumbel_lean,
     flashinfer_joint,
+    flashinfer_min_p,
     flashinfer_top_k_top_p,
     flashinfer_top_k_top_p_lean,
 )
@@ -40,6 +41,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch, eager):
     module = ModuleType("flashinfer.sampling")
     module.softmax = Recorder(lambda logits: logits.softmax(-1))  # type: ignore[attr-defined]
     for name in (
+        "min_p_sampling_from_probs",
         "sampling_from_logits",
         "sampling_from_probs",
         "top_k_top_p_sampling_from_logits",
@@ -125,6 +127,36 @@ def test_lean_filters(sampling, module, order: str) -> None:
     assert call.args == (64, 0.5), "top-k off is all columns"
 
 
+def test_min_p(sampling) -> None:
+    _, logits = step(flashinfer_min_p, 2.0, min_p=0.25)
+    assert sampling.softmax.kwargs == {"temperature": 2.0}
+    call = sampling.min_p_sampling_from_probs
+    assert_padded(call.tensor, logits.float().softmax(-1), 0.0)  # the replaced softmax has no T
+    assert (call.args, call.kwargs) == ((0.25,), PHILOX)
+
+
+def test_min_p_that_is_off_keeps_no_padding(sampling) -> None:
+    """The kernel keeps probabilities >= min_p * max, so 0 would keep those of the padding, 0."""
+    call = sampling.min_p_sampling_from_probs
+
+    def kept() -> torch.Tensor:
+        (min_p,) = call.args
+        return call.tensor >= torch.as_tensor(min_p).reshape(-1, 1) * call.tensor.amax(1)[:, None]
+
+    step(flashinfer_min_p, 1.0)
+    assert kept()[:, :20].all() and not kept()[:, 20:].any()
+    step(flashinfer_min_p, 1.0, min_p=0.25, mixed=True)
+    assert call.args[0].dtype == torch.float32 and call.args[0][[0, 2]].tolist() == [0.25, 0.25]
+    assert kept()[1, :20].all() and not kept()[0, :20].all() and not kept()[:, 20:].any()
+
+
+def test_min_p_refuses_other_filters() -> None:
+    for filters in ({"top_k": 7, "min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}):
+        name = next(iter(filters))
+        reason = flashinfer_min_p.PROVIDER.unsupported_reason(Problem(3, 8, 20, **filters))
+        assert reason == f"does not apply {name}"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
@@ -132,6 +164,7 @@ def test_lean_filters(sampling, module, order: str) -> None:
     [
         flashinfer_gumbel,
         flashinfer_gumbel_lean,
+        flashinfer_min_p,
         flashinfer_top_k_top_p,
         flashinfer_top_k_top_p_lean,
     ],
