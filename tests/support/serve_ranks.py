@@ -1,4 +1,4 @@
-"""Serve requests of the model in a folder, on a number of GPUs, in a process of its own.
+"""Serve requests of the model in a folder, on a number of GPUs, in another process.
 
     python serve_ranks.py FOLDER GPUS ANSWER.json
 
@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,7 @@ class Server:
             )
 
     def result(self, seconds: float) -> dict[str, Any]:
-        """Return {call: its answers} and the counters of each rank as `counts`."""
+        """Return {call: its answers}, and what each rank counted meanwhile as `counts`."""
         try:
             code: int | None = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -131,35 +133,35 @@ def differences(one: list[Answer], other: list[Answer], call: str) -> list[str]:
     Log-probabilities of sampled tokens are those of the plug-in in both engines. Those of further
     tokens are vLLM's on several GPUs, from logits that are rounded to bf16.
     """
-    found = []
+    mismatches = []
     for row, (a, b) in enumerate(zip(one, other, strict=True)):
         kind = kind_of(call, row)
         if kind in UNSERVED:
             continue
         where = f"{call} {row} ({kind})"
         if a["tokens"] != b["tokens"]:
-            found.append(f"{where}: tokens {a['tokens']} and {b['tokens']}")
+            mismatches.append(f"{where}: tokens {a['tokens']} and {b['tokens']}")
             continue
         if (a["logprobs"] is None) != (b["logprobs"] is None):
-            found.append(f"{where}: log-probabilities in one answer")
+            mismatches.append(f"{where}: log-probabilities in one answer")
         if a["logprobs"] is None or b["logprobs"] is None:
             continue
         if abs(a["cumulative"] - b["cumulative"]) > 1e-3:
-            found.append(f"{where}: sums {a['cumulative']} and {b['cumulative']}")
+            mismatches.append(f"{where}: sums {a['cumulative']} and {b['cumulative']}")
         n = max(1, KINDS[kind]["logprobs"])
         for position, (x, y) in enumerate(zip(a["logprobs"], b["logprobs"], strict=True)):
             # A tie in bf16 may exchange which tokens are listed, but hardly changes the values.
             largest = [sorted(v for v, _ in each.values())[-n:] for each in (x, y)]
             pairs = list(zip(*largest, strict=False))
             if len(pairs) < n or any(abs(v - w) > 0.05 for v, w in pairs):
-                found.append(f"{where}, position {position}: {x} and {y}")
-    return found
+                mismatches.append(f"{where}, position {position}: {x} and {y}")
+    return mismatches
 
 
 def main() -> None:
     """Serve all requests and write the answers."""
     folder, gpus, path = sys.argv[1:]
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(
         model=folder,
@@ -179,17 +181,59 @@ def main() -> None:
             "cudagraph_capture_sizes": [1, 2, 4, 8],
         },
     )
-    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    wait_for_kernels(llm)
+    before = llm.collective_rpc("fsbench_counts")
     result: dict[str, Any] = {}
     for call in BATCHES:
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt_of(row, vocabulary)} for row in range(ROWS)],
-            [SamplingParams(**settings_of(call, row)) for row in range(ROWS)],
-            use_tqdm=False,
-        )
-        result[call] = [answer(output.outputs[0]) for output in outputs]
-    result["counts"] = llm.collective_rpc("fsbench_counts")
+        result[call] = [answer(output.outputs[0]) for output in serve(llm, call)]
+    after = llm.collective_rpc("fsbench_counts")
+    result["counts"] = list(map(difference, before, after))
     Path(path).write_text(json.dumps(result))
+
+
+def serve(llm: Any, call: str, **more: Any) -> list[Any]:
+    """Return vLLM's outputs for the requests of a call. more: settings for all of them."""
+    from vllm import SamplingParams
+
+    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    outputs: list[Any] = llm.generate(
+        [{"prompt_token_ids": prompt_of(row, vocabulary)} for row in range(ROWS)],
+        [SamplingParams(**{**settings_of(call, row), **more}) for row in range(ROWS)],
+        use_tqdm=False,
+    )
+    return outputs
+
+
+def wait_for_kernels(llm: Any) -> None:
+    """Serve requests until none is left to vLLM because its kernels are being compiled.
+
+    They have seeds: the seeds of requests without one depend on how many such requests came before.
+    """
+    from fsbench.integrations.vllm_batch import NOT_COMPILED
+
+    passes = 0
+    for _ in range(40):
+        before = llm.collective_rpc("fsbench_counts")
+        for call in BATCHES:
+            serve(llm, call, seed=0)
+        after = llm.collective_rpc("fsbench_counts")
+        waiting = any(
+            NOT_COMPILED in difference(*pair)["left"] for pair in zip(before, after, strict=True)
+        )
+        passes = 0 if waiting else passes + 1
+        if passes == 2:  # the batches of two passes may differ
+            return
+        time.sleep(2 if waiting else 0)
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows that were counted between two readings of a rank's counters."""
+    unserved = Counter(after["left"])
+    unserved.subtract(before["left"])
+    return {
+        "served": after["served"] - before["served"],
+        "left": {reason: number for reason, number in unserved.items() if number},
+    }
 
 
 def answer(completion: Any) -> Answer:

@@ -70,8 +70,8 @@ def test_differences_are_found_where_the_plug_in_draws():
     ]:
         other = copy.deepcopy(one)
         other[by_kind[kind]].update(change)
-        (found,) = differences(one, other, "mixed")
-        assert f"({kind})" in found
+        (mismatch,) = differences(one, other, "mixed")
+        assert f"({kind})" in mismatch
     other = copy.deepcopy(one)
     other[by_kind["filters"]]["tokens"] = [8]  # vLLM's sampler on two GPUs
     other[by_kind["top logprobs"]]["logprobs"] = [{"7": (-1.0, 1), "8": (-2.01, 2)}]  # a tie

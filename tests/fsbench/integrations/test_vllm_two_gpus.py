@@ -1,6 +1,6 @@
 """The plug-in in the measured vLLM on two GPUs: the tokens are those of one. About 60 s.
 
-Both engines are processes of their own and start at the same time.
+The two engines run in separate processes and start at the same time.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def test_each_rank_counts_what_it_served_and_why_not(results):
     assert len(two["counts"]) == 2 and two["counts"][0] == two["counts"][1]
     (alone,) = one["counts"]
     assert not alone["left"]
-    served, left = 0, dict.fromkeys(UNSERVED.values(), 0)
+    served, unserved = 0, dict.fromkeys(UNSERVED.values(), 0)
     for call in BATCHES:
         for row in range(ROWS):
             kind = kind_of(call, row)
             if kind in UNSERVED:
-                left[UNSERVED[kind]] += length_of(row)
+                unserved[UNSERVED[kind]] += length_of(row)
             else:
                 served += length_of(row)
     counts = two["counts"][0]
-    assert counts["served"] >= served and counts["left"].keys() == left.keys()
-    assert all(counts["left"][reason] >= number for reason, number in left.items())
+    assert counts["served"] >= served and counts["left"].keys() == unserved.keys()
+    assert all(counts["left"][reason] >= number for reason, number in unserved.items())
