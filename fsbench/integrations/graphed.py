@@ -52,7 +52,8 @@ class GraphedDraw:
         like: a tensor [*, D] with the dtype and device of hidden.
         V: tokens of the vocabulary; filters are off at top_k = V.
         lazily: whether graphs may be captured later. Ranks have to capture together, so not there.
-        budget: device memory in bytes that graphs may take.
+        budget: device memory in bytes that graphs may take. Ignored unless lazily: what other
+            processes take meanwhile counts as well, and differs between ranks.
         capture: captures a draw as a graph.
     """
 
@@ -147,7 +148,7 @@ class GraphedDraw:
             screened=kind.screened,
         )
         graph = None
-        if self._budget > 0:
+        if self._budget > 0 or not self._lazily:
             try:
                 graph = self._capture(lambda: self._draw(rows))
             except RuntimeError as error:  # out of memory, or not capturable: requests go on
@@ -156,7 +157,7 @@ class GraphedDraw:
                 )
             else:
                 self._budget -= graph.bytes
-                if self._budget <= 0:
+                if self._budget <= 0 and self._lazily:
                     _LOG.warning("fsbench: graphs have used their memory; no more are captured")
         self._graphs[kind, B] = graph
 

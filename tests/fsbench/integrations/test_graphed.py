@@ -171,6 +171,17 @@ def test_memory_is_bounded(caplog):
     assert caplog.text.count("no more are captured") == 1
 
 
+def test_ranks_capture_the_same_graphs_whatever_memory_others_take(caplog):
+    """A rank that skipped a capture would leave the others waiting in the draws before theirs."""
+    echo = EchoDraw(bytes_each=60)
+    draw = graphed(echo, budget=100, lazily=False)
+    draw.capture_all(DrawKind())
+    assert [B for _, B in echo.captured] == [20, 16, 8, 4, 2, 1] and not caplog.text
+    check(draw, rows(2))
+    check(draw, rows(2, **filtered(2)))  # not captured at the start
+    assert len(echo.captured) == 6 and echo.eager == 1
+
+
 def test_a_capture_that_fails_is_logged_once_and_not_tried_again(caplog):
     echo = EchoDraw(error=torch.OutOfMemoryError("full"))
     draw = graphed(echo)
