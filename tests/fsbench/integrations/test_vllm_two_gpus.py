@@ -1,4 +1,4 @@
-"""The plug-in in the measured vLLM on two GPUs: the tokens are those of one. About 60 s.
+"""The plug-in in the measured vLLM on two GPUs: the tokens are those of one. About 160 s.
 
 The two engines run in separate processes and start at the same time.
 """
