@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fsbench.cli.hotvocab import of_run
+from fsbench.e2e import records as e2e_records
+from fsbench.e2e.summary import summary
 from fsbench.problem import models as named_models
 from fsbench.records.summary import read_csv
 from fsbench.report import against_paper as beside_paper
@@ -98,6 +100,20 @@ def over_ranks_beside_the_paper(name: str) -> pd.DataFrame:
         hopper = beside_paper.cells_over_ranks(each, HOPPER).set_index(["b", "method"])["ours"]
         one = one.join(hopper.rename("hopper"), on=["b", "method"])
         parts.append(one.assign(tp=each.rows.tp.iloc[0]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def saved_of_each_baseline(name: str) -> pd.DataFrame:
+    """Return the summary of an engine's record over each of vLLM's two samplers, named in `over`.
+
+    e2e.csv has it over one of them. Savings are of runs with the same number, as there.
+    """
+    lines = e2e_records.read(RESULTS / name)
+    parts = []
+    for over in ("vllm", "vllm-flashinfer"):
+        cases = [{**line["case"], "baseline": line["case"]["sampler"] == over} for line in lines]
+        rebased = [{**line, "case": case} for line, case in zip(lines, cases, strict=True)]
+        parts.append(summary(rebased).assign(over=over))
     return pd.concat(parts, ignore_index=True)
 
 
