@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,8 +53,9 @@ class GraphedDraw:
         like: a tensor [*, D] with the dtype and device of hidden.
         V: tokens of the vocabulary; filters are off at top_k = V.
         lazily: whether graphs may be captured later. Ranks have to capture together, so not there.
-        budget: device memory in bytes that graphs may take. Ignored unless lazily: what other
-            processes take meanwhile counts as well, and differs between ranks.
+        budget: device memory in bytes that graphs may take, if they are captured lazily. Ranks have
+            no bound: memory that other processes take meanwhile counts as well, and differs
+            between ranks.
         capture: captures a draw as a graph.
     """
 
@@ -70,7 +72,7 @@ class GraphedDraw:
     ):
         self._draw, self.supported = draw, draw.supported
         self._sizes = sizes_up_to(max_rows)
-        self._lazily, self._budget = lazily, budget
+        self._lazily, self._budget = lazily, budget if lazily else math.inf
         self._capture = capture or cuda_capture(like.device)
         device = like.device
         ones = like.new_ones(max_rows, dtype=torch.float32)
@@ -148,7 +150,7 @@ class GraphedDraw:
             screened=kind.screened,
         )
         graph = None
-        if self._budget > 0 or not self._lazily:
+        if self._budget > 0:
             try:
                 graph = self._capture(lambda: self._draw(rows))
             except RuntimeError as error:  # out of memory, or not capturable: requests go on
@@ -157,7 +159,7 @@ class GraphedDraw:
                 )
             else:
                 self._budget -= graph.bytes
-                if self._budget <= 0 and self._lazily:
+                if self._budget <= 0:
                     _LOG.warning("fsbench: graphs have used their memory; no more are captured")
         self._graphs[kind, B] = graph
 
