@@ -60,23 +60,6 @@ def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:
     return _beside(published, configuration, fused)
 
 
-def cells_through(configuration: Configuration, gpu: str, fused: str, common: str) -> pd.DataFrame:
-    """Return `cells` of a fused sampler that no run has measured together with the baselines.
-
-    `ours` is the product of two ratios, each of one run: baseline / common and common / fused. It
-    carries the difference of both machines in how fast they run the rest relative to `common`.
-
-    Args:
-        common: name of a sampler that was measured in both runs.
-    """
-    above = cells(configuration, gpu, common)
-    below = configuration.ratio(common, fused).add_suffix("_below")
-    both = above.merge(below, on="b")
-    products = {"ours": both.ours * both.value_below}
-    products |= {end: both[end] * both[f"{end}_below"] for end in ("lo", "hi")}
-    return both.assign(**products, ratio=products["ours"] / both.paper)[above.columns]
-
-
 def cells_over_ranks(configuration: Configuration, fused: str) -> pd.DataFrame:
     """Return the cells of Table 6, as speedups, that a configuration on 1 to 8 GPUs measured too.
 

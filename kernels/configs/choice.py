@@ -86,14 +86,14 @@ def hopper_is_faster(B: int, device: torch.device, element_bytes: int = 2) -> bo
     """Return whether the Hopper kernel is the faster one for B rows.
 
     With weights of one byte it is faster above 32 rows. With others it is faster above
-    portable_rows, and where these are the rows of one warpgroup and B has fewer: the portable
-    kernel loads all rows that it computes, and absent rows take the TMA unit longer. The Hopper
-    kernel's boxes have no absent rows.
+    portable_rows, and at fewer rows that need tiles of portable_rows and do not fill them: the
+    portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
+    an H100: results/h200/sweep-20261126, results/h100/sweep-20261126).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
     most = portable_rows(device)
-    return most < B or most // 2 < B < most <= ROWS
+    return most < B or most // 2 < B < most
 
 
 def idle_bytes(D: int, V: int, device: torch.device) -> int:
@@ -317,7 +317,7 @@ def explanation(
         most = _FEW_ROWS if element_bytes == 1 else portable_rows(device)
         reason = f"is above {most} rows" if most < B else f"is at most {most} rows"
         if name == "hopper" and most > B:
-            reason = f"is less than {most} rows, and it loads no absent rows"
+            reason = f"is less than {most} rows, which the portable kernel would compute"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"

@@ -68,8 +68,7 @@ def logits_store_overhead(name: str) -> pd.DataFrame:
 def beside_the_paper(*names: str) -> pd.DataFrame:
     """Return speedups over the paper's baselines (Tables 4 and 5): published, ours and theirs.
 
-    Theirs is the authors' kernel on our machine: over baselines of the same run (`theirs`), or
-    each over the matmul alone of its run (`theirs_through`). NaN if it was not measured.
+    Theirs is the authors' kernel in the same run; NaN if it was not measured.
     """
     rows = pd.concat([read_csv(RESULTS / name) for name in names], ignore_index=True)
     # It takes its seed from the host, so it cannot be replayed as the others are.
@@ -81,7 +80,6 @@ def beside_the_paper(*names: str) -> pd.DataFrame:
         others = {
             "hopper": beside_paper.cells(each, gpu, HOPPER),
             "theirs": beside_paper.cells(each, gpu, AUTHORS),
-            "theirs_through": beside_paper.cells_through(each, gpu, AUTHORS, MATMUL),
         }
         for column, cells in others.items():
             named = cells.rename(columns={"ours": column})[["b", "method", column]]

@@ -12,7 +12,6 @@ from fsbench.report.against_paper import (
     agreement,
     cells,
     cells_over_ranks,
-    cells_through,
     compare,
     shares,
     spread,
@@ -92,25 +91,6 @@ def test_cells_that_were_not_measured_are_left_out():
     result = cells(only([*rows, _row(FUSED, 3, 10.0, fused=True)]), "h200", FUSED)
     assert sorted(result["method"].unique()) == ["FI1", "Multinomial"]
     assert sorted(result["b"].unique()) == [1, 64]
-
-
-def test_a_kernel_of_another_run_is_compared_through_a_sampler_of_both():
-    """The other machine is twice as fast, which must not count; nor a run with the baselines."""
-    first = [*_as_published("h200"), _row("matmul", 64, 80.0), _row("matmul", 1, 90.0)]
-    other = [_row("theirs", 64, 60.0, fused=True), _row("matmul", 64, 40.0)]
-    other += [_row("theirs", 2, 60.0, fused=True)]  # without the common sampler
-    shape = {"d": 4096, "v": 151_936}
-    rows = [{**row, **shape, "folder": name} for name, run in zip("ab", (first, other), strict=True)
-            for row in run]  # fmt: skip
-    both = only(rows)
-    assert cells(both, "h200", "theirs").empty
-    result = cells_through(both, "h200", "theirs", "matmul")
-    assert sorted(result["method"]) == ["FI1", "FI2", "Multinomial"] and set(result["b"]) == {64}
-    cell = result[result["method"] == "FI1"].iloc[0]
-    assert cell.ours == pytest.approx(1.49 * 100 / 80 * 40 / 60)
-    assert cell.ratio == pytest.approx(cell.ours / cell.paper)
-    assert cell.lo == pytest.approx(cell.ours * (0.9 / 1.1) ** 2)
-    assert cell.hi == pytest.approx(cell.ours * (1.1 / 0.9) ** 2)
 
 
 def test_several_gpus_compared_with_table_6():

@@ -24,12 +24,6 @@ TOKEN = "flash_sampling_token"
 FILTERED, FILTERED_SCREENED = "flash_sampling_topk_topp", "flash_sampling_topk_topp_screened"
 WITHIN = 1.015
 """Medians of one run closer than this are a tie."""
-SLOWER = {
-    # One batch size; from 72 rows on the portable kernel is within the tie, or faster.
-    ("h100", 65, 4096, 151936): 1.04,
-}
-"""Known cells (GPU, B, D, V) in which the choice is slower, and by how much at most."""
-
 Times = dict[str, tuple[float, str]]
 """Provider -> (median in us, config)."""
 
@@ -72,8 +66,7 @@ def compare(
         choose: cell -> (provider, its config, or None for any).
 
     Returns:
-        The number of cells compared, and those in which the choice is slower, beyond a tie and
-        what is known.
+        The number of cells compared, and those in which the choice is slower, beyond a tie.
     """
     compared, wrong = 0, []
     for cell, times in records(gpu).items():
@@ -84,8 +77,7 @@ def compare(
             continue
         compared += 1
         (other,) = ways - {chosen}
-        most = SLOWER.get((gpu, cell.B, cell.D, cell.V), WITHIN)
-        if times[chosen][0] / times[other][0] > most:
+        if times[chosen][0] / times[other][0] > WITHIN:
             wrong.append((cell, chosen, times))
     return compared, wrong
 
