@@ -57,7 +57,7 @@ def screened_sample(
 
     Returns:
         Screened: the fields of Sample, and how many tokens of each row were computed exactly, on
-        this rank.
+        this rank. That number depends on when programs and ranks learn of each other's bounds.
 
     The call takes two launches. The host does not wait for them, and nothing is cleared between
     calls. Like flash_sample, it uses one workspace per stream. It can be captured in a CUDA graph

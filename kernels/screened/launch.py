@@ -1,7 +1,8 @@
 """Launch the screened sampler: scratch memory and two launches.
 
 The codes of hidden, the records and the lists are scratch memory of a call. Counters, bounds and
-keys are in a workspace that every call resets at its end, so nothing is cleared before a call.
+keys are in a workspace that every call resets at its end, so nothing is cleared before a call. With
+several ranks the bounds are in memory that all ranks write to (screened.lower_bounds).
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
         codes = torch.empty(prepared.codes, dtype=torch.int8, device=device)
         boxes, copy = prepared.load_screen(codes, head.codes)
         common: dict[str, Any] = {
+            "buffers_ptr": None if line is None else line.buffers,
+            "counts_ptr": None if line is None else line.counts,
             "hidden_ptr": hidden,
             "counters_ptr": work.arrivals,
             "lower_ptr": work.keys[prepared.rows :],
@@ -123,8 +126,6 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
                 "valid_ptr": out.valid,
                 **common,
                 **logit_args,
-                "buffers_ptr": None if line is None else line.buffers,
-                "counts_ptr": None if line is None else line.counts,
             }
         )
 
@@ -153,7 +154,11 @@ def _prepare(
     nvidia = device.type == "cuda" and torch.version.hip is None
     capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
     modern = capability >= (9, 0)
+    ranked = None if shard is None or shard.line is None else shard
     common: dict[str, Any] = {
+        "rank": None if ranked is None else ranked.rank,
+        "area": None if ranked is None else ranked.slots,
+        "RANKS": 1 if shard is None else shard.ranks,
         "B": B,
         "D": D,
         "first_token": None if shard is None else shard.first_token,
@@ -197,11 +202,7 @@ def _prepare(
     even = D % ROTATION.value == 0
     by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
 
-    ranked = None if shard is None or shard.line is None else shard
     resolve_args: dict[str, Any] = {
-        "rank": None if ranked is None else ranked.rank,
-        "area": None if ranked is None else ranked.slots,
-        "RANKS": 1 if shard is None else shard.ranks,
         "WATCH": device.type == "cuda",
         "POWER_B": triton.next_power_of_2(B),
         "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,

@@ -4,7 +4,8 @@ The programs first round hidden to 16 bits, row by row, while the first bytes of
 loaded (screened.rounding). Then they stream the copy, share the largest lower bound of each row,
 and record the tokens that may exceed it, in Philox words of four tokens, per program and row
 (screened.records). When a program ends, the bound has risen. The few tokens that still reach it are
-put on the list of the row for the second launch (screened.resolve).
+put on the list of the row for the second launch (screened.resolve). Ranks raise each other's bounds
+(screened.lower_bounds).
 """
 
 import triton
@@ -20,6 +21,12 @@ from fsbench.kernels.device.mainloop import (
     touch,
 )
 from fsbench.kernels.device.rows import settings
+from fsbench.kernels.screened.lower_bounds import (
+    bound_of_word,
+    own_bounds,
+    raise_bounds,
+    steps_of_rows,
+)
 from fsbench.kernels.screened.records import leave_records, list_remaining
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 from fsbench.kernels.screened.score_bounds import (
@@ -28,12 +35,10 @@ from fsbench.kernels.screened.score_bounds import (
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
     ROUGH_SLACK,
-    bound_key,
-    bound_of_key,
 )
 
 
-@triton.jit(do_not_specialize=["B", "V", "num_tokens"])
+@triton.jit(do_not_specialize=["B", "V", "num_tokens", "rank"])
 def screen_kernel(
     hidden_ptr,  # [B, D]
     codes_ptr,  # [blocks of rows * 2 * BLOCK_B, D] int8, scratch; see code_row
@@ -52,7 +57,7 @@ def screen_kernel(
     row_bias_ptr,  # [B, V] or None
     mask_ptr,  # [B, mask_words] int32, or None
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
-    lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; LOWEST_KEY at first
+    lower_ptr,  # [B] int64, words of screened.lower_bounds; LOWEST_KEY at first
     listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
     records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
     list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; (first) tokens
@@ -66,10 +71,15 @@ def screen_kernel(
     mask_words,
     first_token,  # of this rank's rows, a multiple of 256; V is of all ranks. None: no shard
     num_tokens,  # of this rank, or None
+    buffers_ptr,  # this and what follows: as shard.exchange; None without other ranks
+    counts_ptr,
+    rank,
+    area,
     NOISE: tl.constexpr,  # "token", or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
+    RANKS: tl.constexpr,
     ROOM: tl.constexpr,
     LIST: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -117,13 +127,16 @@ def screen_kernel(
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
 
+    # What is absent is an empty tuple, as None cannot be in one.
+    line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+    lower_ptr = own_bounds(lower_ptr, line)
+    steps = steps_of_rows(rows, ~idle, line)
     # A slot has every SLOTS-th word of a row.
     SLOTS: tl.constexpr = SLICE // 4
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
     slots = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
-    # What is absent is an empty tuple, as None cannot be in one.
     vectors = (scale_ptr, residual_ptr, norm_ptr, () if bias_ptr is None else (bias_ptr,))
     for tile_v in tl.range(pid_v, tl.cdiv(shard_size, BLOCK_V), programs_v, flatten=FLATTEN):
         row0 = tile_v * BLOCK_V
@@ -131,16 +144,16 @@ def screen_kernel(
         words = None
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
-        line = tl.minimum(v0 + tl.arange(0, BLOCK_V // 8) * 8, V - 1)
-        touch(scale_ptr + line, NVIDIA)
-        touch(residual_ptr + line, NVIDIA)
-        touch(norm_ptr + line, NVIDIA)
+        ahead = tl.minimum(v0 + tl.arange(0, BLOCK_V // 8) * 8, V - 1)
+        touch(scale_ptr + ahead, NVIDIA)
+        touch(residual_ptr + ahead, NVIDIA)
+        touch(norm_ptr + ahead, NVIDIA)
         # Other programs raise the bound meanwhile; an older bound only records more tokens.
-        key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
+        word = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
         z = screened_logits(
             codes, copy, pid_b, row0, shard_size, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
-        limit = tl.maximum(limit, bound_of_key(key)[:, None])
+        limit = tl.maximum(limit, bound_of_word(word, steps)[:, None])
         z *= step
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
@@ -149,15 +162,14 @@ def screen_kernel(
             (T, inverse_temperature, extra, reach, spread), soft_cap, row_bias_ptr, limit, count,
             slots, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
-        best = tl.max(limit, axis=1)
-        has_bound = (~idle) & (best > LOWEST_BOUND)
-        tl.atomic_max(lower_ptr + rows, bound_key(best), mask=has_bound, sem="relaxed")
+        raise_bounds(lower_ptr, rows, tl.max(limit, axis=1), ~idle, steps, line, RANKS)
 
     tl.debug_barrier()
     records = records_ptr + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
     list_remaining(
-        rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST, DEPTH
-    )
+        rows, ~idle, count, records, lower_ptr, steps, listed_ptr, list_ptr, B, V, ROOM, LIST,
+        DEPTH,
+    )  # fmt: skip
 
 
 @triton.jit

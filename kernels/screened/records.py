@@ -2,6 +2,7 @@
 
 A record is about a Philox word of four tokens: their largest upper bound, and which of them may
 win. A thread keeps records of its words of a row, and the largest lower bound that it has seen.
+Programs and ranks share these bounds (screened.lower_bounds).
 """
 
 import triton
@@ -10,7 +11,8 @@ import triton.language as tl
 from fsbench.kernels.device.epilogue import masked
 from fsbench.kernels.noise.arithmetic import nan_max, pieces
 from fsbench.kernels.noise.contract import first_of_word, random_words, split_words
-from fsbench.kernels.screened.score_bounds import bound_of_key, known_logits, larger, rough_gumbel
+from fsbench.kernels.screened.lower_bounds import bound_of_word
+from fsbench.kernels.screened.score_bounds import known_logits, larger, rough_gumbel
 
 
 @triton.jit
@@ -175,7 +177,7 @@ def lanes_inside(record, below, V):
 
 
 @triton.jit
-def list_remaining(rows, active, count, records, lower_ptr, listed_ptr, list_ptr, B, V,
+def list_remaining(rows, active, count, records, lower_ptr, steps, listed_ptr, list_ptr, B, V,
                        ROOM: tl.constexpr, LIST: tl.constexpr,
                        DEPTH: tl.constexpr):  # fmt: skip
     """Put the tokens of this program's records that still reach the bound on the rows' lists.
@@ -184,12 +186,12 @@ def list_remaining(rows, active, count, records, lower_ptr, listed_ptr, list_ptr
 
     Args:
         rows: int32 [R]. active: bool [R], rows below B. records: pointers [R] to a row's records.
-        count: int32 [R, slots].
+        count: int32 [R, slots]. lower_ptr, steps: as in lower_bounds.raise_bounds.
     """
     R: tl.constexpr = count.shape[0]
     SLOTS: tl.constexpr = count.shape[1]
     lower = tl.load(lower_ptr + rows, mask=active, other=0, volatile=True)
-    limit = bound_of_key(lower)[:, None]
+    limit = bound_of_word(lower, steps)[:, None]
     out = list_ptr + rows.to(tl.int64)[:, None] * LIST
     most = tl.max(count, axis=1)
     # More records than there was room for: the row is computed in full.

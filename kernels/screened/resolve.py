@@ -5,8 +5,9 @@ summation of the fused kernels; all programs share all lists. A row with more to
 holds is sampled from all its logits, by all programs. The last program to arrive writes the tokens
 and resets the workspace for the next call.
 
-With several ranks that program first exchanges one word per row, also of rows that were computed in
-full. So each rank sends and expects B words a call; a row computed in full only arrives later
+With several ranks the bounds of all ranks prune the lists (screened.lower_bounds). The last program
+first exchanges one word per row, also of rows that were computed in full and of rows whose list is
+empty. So each rank sends and expects B words a call; a row computed in full only arrives later
 (docs/guide/multi-gpu.md).
 """
 
@@ -29,8 +30,8 @@ from fsbench.kernels.screened.exact_logits import (
     part_of_list,
     parts_of_lists,
 )
+from fsbench.kernels.screened.lower_bounds import bound_of_word, own_bounds, steps_of_rows
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
-from fsbench.kernels.screened.score_bounds import bound_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks
 
 
@@ -88,6 +89,8 @@ def resolve_kernel(
 ):
     if UNIT < 16:
         D = D // UNIT * UNIT
+    line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+    lower_ptr = own_bounds(lower_ptr, line)
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # index by token id
         weight_ptr -= first_token.to(tl.int64) * D
@@ -95,7 +98,7 @@ def resolve_kernel(
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
     _resolve_lists(
         number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
-        bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
+        bias_ptr, row_bias_ptr, lower_ptr, line, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
         SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
         IN_BULK, BY_WARPS,
     )  # fmt: skip
@@ -108,7 +111,6 @@ def resolve_kernel(
         )  # fmt: skip
     tl.debug_barrier()
     if tl.atomic_add(counters_ptr + ARRIVED, 1) == tl.num_programs(0) - 1:
-        line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, line, B, RANKS,
             WATCH,
@@ -140,14 +142,15 @@ def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr
 
 @triton.jit
 def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
-                   soft_cap, bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V,
-                   D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
-                   TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, AT_ONCE: tl.constexpr,
-                   BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-                   IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
+                   soft_cap, bias_ptr, row_bias_ptr, lower_ptr, line, list_ptr, keys_ptr, found_ptr,
+                   B, V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                   OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
+                   LIST: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
+                   STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr,
+                   BY_WARPS: tl.constexpr):  # fmt: skip
     """Compute exact scores of the tokens in this program's parts of the lists.
 
-    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
+    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1. line: as in _finish.
     """
     tokens, size, parts, ends = parts_of_lists(number, LIST, 4, AT_ONCE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
@@ -157,7 +160,8 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
         upper = tl.load(list_ptrs, mask=i < last, other=0).to(tl.float32, bitcast=True)
         token = tl.load(list_ptrs + B.to(tl.int64) * LIST, mask=i < last, other=0)
         # The bound has risen since some programs made their part of the list.
-        below = upper < bound_of_key(tl.load(lower_ptr + b))
+        word = tl.load(lower_ptr + b, volatile=True)
+        below = upper < bound_of_word(word, steps_of_rows(b, b < B, line))
         listed = (i < last) & (below == 0)
         # Ids outside the vocabulary are not looked up, even if they are on the list.
         exists = listed & (token >= 0) & (token < V)

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped
-from fsbench.kernels.noise.keys import flipped, ordered
 from fsbench.kernels.screened import bounds as in_torch
 
 LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
@@ -19,22 +18,6 @@ ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
 LOWEST_BOUND = tl.constexpr(-3.4028234663852886e38)
 """Lower bound of a row at first: the lowest finite number. Forbidden tokens have -inf."""
 LN_2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def bound_key(x):
-    """Map fp32 (no NaN) to int64 in the same order, above LOWEST_KEY."""
-    return ordered(x).to(tl.int64) << 32
-
-
-@triton.jit
-def bound_of_key(key):
-    """Invert bound_key; LOWEST_KEY gives LOWEST_BOUND."""
-    order = (key >> 32).to(tl.int32)
-    bits = flipped(order)
-    # The bits of LOWEST_KEY are not a number.
-    x = tl.where(order == -(2**31), 0, bits).to(tl.float32, bitcast=True)
-    return tl.where(order == -(2**31), LOWEST_BOUND, x)
 
 
 @triton.jit

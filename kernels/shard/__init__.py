@@ -3,5 +3,7 @@
 May import: device, checks, noise, configs.
 """
 
-AREAS = 7
-"""Areas of slots in a rank's buffer: candidates, their logits, and five for the masses of rows."""
+AREAS = 8
+"""Areas of slots in a rank's buffer.
+
+Candidates, their logits, five for the masses of rows, and the lower bounds of a screen."""

@@ -11,6 +11,9 @@ places. Two are enough: a rank writes word c + 2 of a slot, in a later launch, a
 words c + 1; a rank sends its word c + 1 in a launch that starts when the one that read words c has
 ended. So no word is overwritten before it is read, however far the ranks drift. The count c is on
 the device, for each slot, so a replayed CUDA graph continues it.
+
+The lower bounds of a screen (screened.lower_bounds) are in the same buffers, but nobody waits for
+them: one place per row, whose word is only raised, and has the row's count in its lower half.
 """
 
 import triton
@@ -20,6 +23,8 @@ from fsbench.kernels import shard
 from fsbench.kernels.device.mass import add_masses, no_mass
 
 AREAS = tl.constexpr(shard.AREAS)
+BOUNDS = tl.constexpr(shard.AREAS - 1)
+"""The area of lower bounds. Only its first part is used: one word per row for all ranks."""
 PATIENCE = tl.constexpr(600 * 10**9)
 """Nanoseconds that a rank waits for a word before it stops with an error (trap)."""
 
@@ -91,6 +96,13 @@ def _place(k, count, slot, line, RANKS: tl.constexpr):
     buffers_ptr, _, rank, area = line
     buffer = tl.load(buffers_ptr + rank).to(tl.pointer_type(tl.int64))
     return buffer + ((count & 1) * RANKS + k) * (AREAS * area) + slot
+
+
+@triton.jit
+def bounds_of_rank(k, line):
+    """Return the address of rank k's lower bounds of rows, int64 [area]."""
+    buffers_ptr, _, _, area = line
+    return tl.load(buffers_ptr + k).to(tl.pointer_type(tl.int64)) + BOUNDS * area
 
 
 @triton.jit

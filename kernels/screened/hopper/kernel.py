@@ -44,6 +44,12 @@ from fsbench.kernels.screened.hopper.records import (
     slots_of,
     word_layout,
 )
+from fsbench.kernels.screened.lower_bounds import (
+    bound_of_word,
+    own_bounds,
+    raise_bounds,
+    steps_of_rows,
+)
 from fsbench.kernels.screened.rounding import (
     both_bytes,
     round_claimed_rows,
@@ -54,12 +60,12 @@ from fsbench.kernels.screened.score_bounds import (
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
     ROUGH_SLACK,
-    bound_key,
-    bound_of_key,
     larger,
 )
 
 SCREEN_LOADER_REGISTERS = gl.constexpr(40)
+FEW_TILES = gl.constexpr(6)
+"""Tiles of a program below which it loads the rows' bounds again before it makes the lists."""
 
 
 @gluon.constexpr_function
@@ -73,12 +79,13 @@ def _sums_layout(ROWS, SPLIT, N):
 @gluon.jit
 def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
-            TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
-            ROUNDED_AT_ONCE: gl.constexpr, ROWS: gl.constexpr, SPLIT: gl.constexpr,
-            BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+            TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr, ROOM: gl.constexpr,
+            LIST: gl.constexpr, ROUNDED_AT_ONCE: gl.constexpr, ROWS: gl.constexpr,
+            SPLIT: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
+            STAGES: gl.constexpr):  # fmt: skip
     """Run the computing warpgroups: the records and then the lists of the program's rows."""
     b0, pid_v, programs_v = share
-    seed_ptr, offset_ptr, temperature, first_token = request
+    seed_ptr, offset_ptr, temperature, first_token, line = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
      found_ptr) = state  # fmt: skip
     B, V, D, gamma, norm_inflation, root = sizes
@@ -111,6 +118,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     T = gl.where(sane, T, 0.0)
     noise = (row, seed, offset)
     bounds = (T, inverse_temperature, extra, reach, spread)
+    shared = (own_bounds(lower_ptr, line), steps_of_rows(rows, in_bounds, line), line)
 
     count = gl.full([ROWS, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([ROWS, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
@@ -128,19 +136,19 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     for r in range(rounds):
         v0 = first + (pid_v + r * programs_v) * BLOCK_V
         position, slots = _screen_tile(
-            ring, position, v0, lower_ptr, rows, step, vectors, noise, bounds, slots, records, B, V,
-            D, NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
+            ring, position, v0, shared, rows, step, vectors, noise, bounds, slots, records, B, V, D,
+            NOISE, RANKS, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
         )  # fmt: skip
     if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
         if has_tail:
             position, slots = _screen_tile(
-                ring, position, tail, lower_ptr, rows, step, vectors, noise, bounds, slots, records,
-                B, V, D, NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
+                ring, position, tail, shared, rows, step, vectors, noise, bounds, slots, records, B,
+                V, D, NOISE, RANKS, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
             )  # fmt: skip
-    # After a few tiles the bound that the last tile began with is tight enough.
+    # After more tiles the bound that the last tile began with is tight enough.
     list_remaining(
-        rows, in_bounds, slots, rounds < 3, records, lower_ptr, listed_ptr, list_ptr, B, V, ROOM,
-        LIST, ROWS, SPLIT,
+        rows, in_bounds, slots, rounds < FEW_TILES, records, shared[0], shared[1], listed_ptr,
+        list_ptr, B, V, ROOM, LIST, ROWS, SPLIT,
     )  # fmt: skip
 
 
@@ -185,25 +193,27 @@ def _product(ring, position, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: 
 
 
 @gluon.jit
-def _screen_tile(ring, position, v0, lower_ptr, rows, step, vectors, noise, bounds, slots, records,
-                 B, V, D, NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
-                 SPLIT: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
-                 STAGES: gl.constexpr):  # fmt: skip
+def _screen_tile(ring, position, v0, shared, rows, step, vectors, noise, bounds, slots, records,
+                 B, V, D, NOISE: gl.constexpr, RANKS: gl.constexpr, ROOM: gl.constexpr,
+                 ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.constexpr,
+                 BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Record the words of a tile of WIDTH tokens that may win; return (position, slots).
 
+    shared: (lower_ptr, steps, line) of lower_bounds.raise_bounds.
     position: (stage, phase) of the ring. slots: (limit, count), as in leave_records.
     """
     in_bounds = rows < B
     limit, count = slots
-    line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) * 8
-    ahead = gl.minimum(v0 + line, V - 1)
+    lower_ptr, steps, line = shared
+    columns = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) * 8
+    ahead = gl.minimum(v0 + columns, V - 1)
     touch(vectors[0] + ahead, True)
     touch(vectors[1] + ahead, True)
     touch(vectors[2] + ahead, True)
     # Other programs raise the bound meanwhile; an older bound only records more tokens.
-    key = gl.load(lower_ptr + rows, mask=in_bounds, other=0, volatile=True)
+    word = gl.load(lower_ptr + rows, mask=in_bounds, other=0, volatile=True)
     sums, position = _product(ring, position, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES)
-    limit = larger(limit, bound_of_key(key)[:, None])
+    limit = larger(limit, bound_of_word(word, steps)[:, None])
     z = both_bytes(sums)
     SUMS: gl.constexpr = z.type.layout
     of_sums = gl.convert_layout(step, SUMS, assert_trivial=True)
@@ -214,14 +224,11 @@ def _screen_tile(ring, position, v0, lower_ptr, rows, step, vectors, noise, boun
     limit, count = leave_records(
         z, v0, vectors, rows, noise, bounds, limit, count, records, B, V, NOISE, ROOM, ROWS, SPLIT,
     )  # fmt: skip
-    best = gl.max(limit, axis=1)
-    gl.atomic_max(
-        lower_ptr + rows, bound_key(best), mask=in_bounds & (best > LOWEST_BOUND), sem="relaxed"
-    )
+    raise_bounds(lower_ptr, rows, gl.max(limit, axis=1), in_bounds, steps, line, RANKS)
     return position, (limit, count)
 
 
-@gluon.jit(do_not_specialize=["B", "V"])
+@gluon.jit(do_not_specialize=["B", "V", "rank"])
 def hopper_screen_kernel(
     hidden_ptr,  # this and what follows: as portable.screen_kernel
     codes_ptr,
@@ -247,10 +254,15 @@ def hopper_screen_kernel(
     norm_inflation,
     root,
     first_token,
+    buffers_ptr,
+    counts_ptr,
+    rank,
+    area,
     NOISE: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,
+    RANKS: gl.constexpr,
     ROOM: gl.constexpr,
     LIST: gl.constexpr,
     ROUNDED_AT_ONCE: gl.constexpr,
@@ -266,7 +278,8 @@ def hopper_screen_kernel(
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
     # What is absent is an empty tuple, as None cannot be in one.
     shard = () if first_token is None else (first_token,)
-    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, shard)
+    line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, shard, line)
     if first_token is not None:  # index by token id
         scale_ptr -= first_token
         residual_ptr -= first_token
@@ -278,8 +291,8 @@ def hopper_screen_kernel(
     gl.warp_specialize(
         [
             (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                       OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE, ROWS,
-                       SPLIT, BLOCK_V, BLOCK_D, STAGES)),
+                       OFFSET_PER_ROW, TEMPERATURE_PER_ROW, RANKS, ROOM, LIST, ROUNDED_AT_ONCE,
+                       ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES)),
             (load, (copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS, BLOCK_V,
                     BLOCK_D, STAGES)),
         ],

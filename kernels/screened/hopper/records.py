@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from fsbench.kernels.noise.arithmetic import pieces
 from fsbench.kernels.noise.contract import split_words
 from fsbench.kernels.noise.keys import LOWEST_KEY
+from fsbench.kernels.screened.lower_bounds import bound_of_word
 from fsbench.kernels.screened.records import (
     bounds_of_words,
     lanes_below,
@@ -19,7 +20,7 @@ from fsbench.kernels.screened.records import (
     record_of,
     store_record,
 )
-from fsbench.kernels.screened.score_bounds import bound_of_key, larger
+from fsbench.kernels.screened.score_bounds import larger
 
 
 @gluon.constexpr_function
@@ -99,8 +100,8 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, records, B,
 
 
 @gluon.jit
-def list_remaining(rows, active, slots, fresh, records, lower_ptr, listed_ptr, list_ptr, B, V,
-                       ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
+def list_remaining(rows, active, slots, fresh, records, lower_ptr, steps, listed_ptr, list_ptr,
+                       B, V, ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
                        SPLIT: gl.constexpr):  # fmt: skip
     """Put the tokens of records that still reach the bound on the rows' lists.
 
@@ -116,8 +117,8 @@ def list_remaining(rows, active, slots, fresh, records, lower_ptr, listed_ptr, l
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     limit, count = slots
-    key = gl.load(lower_ptr + rows, mask=active & fresh, other=LOWEST_KEY, volatile=True)
-    limit = larger(limit, bound_of_key(key)[:, None])
+    word = gl.load(lower_ptr + rows, mask=active & fresh, other=LOWEST_KEY, volatile=True)
+    limit = larger(limit, bound_of_word(word, steps)[:, None])
     limit = gl.convert_layout(limit, WORDS, assert_trivial=True)[:, :, None]
     most = gl.max(gl.max(count, axis=1), axis=0)
     rows = gl.convert_layout(rows, OF_ROWS)

@@ -18,6 +18,7 @@ import torch
 from flash_sample_cases import counter, problem
 from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
 from torch import Tensor
+from torch import distributed as dist
 
 from fsbench.errors import FsbenchError
 from fsbench.kernels import (
@@ -29,9 +30,10 @@ from fsbench.kernels import (
     screened_sample,
 )
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened.head import ScreenedHead
-from fsbench.kernels.shard.exchange import AREAS
+from fsbench.kernels.shard.exchange import AREAS, BOUNDS
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
@@ -111,6 +113,62 @@ def takes_turns(rank: int, folder: str) -> list[list[int]]:
     return tokens
 
 
+def loose_problem(V: int) -> tuple[Tensor, Tensor]:
+    """Return (hidden, weight) whose bounds are wide: an entry of each row is large, and unused."""
+    hidden, weight = problem(B, V, D)
+    hidden[:, 0], weight[:, 0] = 0.0, 20.0
+    return hidden, weight
+
+
+def drawn_loosely(
+    hidden: Tensor, head: ScreenedHead, shard: VocabShard | None, step: int
+) -> Screened:
+    screen, resolve = default_configs(B, D, CPU)
+    return screened_sample(
+        hidden, head, shard=shard, seed=counter(1), offset=counter(step), temperature=0.02,
+        configs=(replace(screen, room=16, row_room=512), resolve),
+    )  # fmt: skip
+
+
+def loose_shard(rank: int) -> tuple[Tensor, VocabShard, ScreenedHead]:
+    hidden, weight = loose_problem(sum(SIZES[3]))
+    shard = VocabShard(own_rows(weight, rank, SIZES[3]))
+    return hidden, shard, prepare_head(shard.weight)
+
+
+def comes_late(rank: int, folder: str) -> list[list[int]]:
+    """Return (tokens, found) of three equal calls; rank k begins call k after the others."""
+    hidden, shard, head = loose_shard(rank)
+    results: list[list[int]] = []
+    for late in range(3):
+        os.makedirs(f"{folder}/{late}", exist_ok=True)
+        shard.line = line = SharedLine(shard, f"{folder}/{late}", AREAS.value)
+        others = [k for k in range(3) if k != rank]
+        while rank == late and not line.buffer[0, others, 0, :B].all():
+            time.sleep(0.01)
+        sample = drawn_loosely(hidden, head, shard, 0)
+        assert sample.found is not None
+        results += [sample.tokens.tolist(), sample.found.tolist()]
+    return results
+
+
+def meets_old_bounds(rank: int, folder: str) -> list[list[int]]:
+    """Return (tokens, found) of calls that begin with high bounds of other steps, and of this."""
+    hidden, shard, head = loose_shard(rank)
+    os.makedirs(folder, exist_ok=True)
+    shard.line = line = SharedLine(shard, folder, AREAS.value)
+    results: list[list[int]] = []
+    for step, other in enumerate((-1, 1, 7, 0)):
+        dist.barrier()
+        high = torch.tensor(1e30).view(torch.int32).item() << 32
+        line.buffer[0, 0, BOUNDS.value, :B] = high | 1 << 31 | (step + other) & 0x7FFFFFFF
+        dist.barrier()
+        sample = drawn_loosely(hidden, head, shard, step)
+        assert sample.found is not None
+        results += [sample.tokens.tolist(), sample.found.tolist()]
+    return results
+
+
 def changes(rank: int, folder: str) -> list[object]:
     """Return tokens of a loaded head, an error, then tokens: eager and compiled."""
     hidden, shard, head = shard_of(rank, 3, None)
@@ -168,6 +226,8 @@ def run_rank(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     if ranks == 3:
         results["falls back"] = falls_back(rank, folder + "/full")
         results["takes turns"] = takes_turns(rank, folder + "/turns")
+        results["late"] = comes_late(rank, folder + "/late")
+        results["old bounds"] = meets_old_bounds(rank, folder + "/old")
         results["changes"] = changes(rank, folder)
     return results
 
@@ -205,6 +265,32 @@ def test_each_rank_may_choose_the_screen_or_the_fused_kernel():
         one = flash_sample(rows, weight, seed=counter(9), offset=counter(step), noise="token")
         turns = [results["takes turns"][step] for results in results_of(3)]
         assert turns == [one.tokens.tolist()] * 3, step
+
+
+def test_the_ranks_together_compute_the_candidates_of_one_rank():
+    hidden, weight = loose_problem(sum(SIZES[3]))
+    one = drawn_loosely(hidden, prepare_head(weight), None, 0)
+    assert one.found is not None and int(one.found.min()) > 3
+    num_exact = torch.zeros_like(one.found)
+    for late in range(3):
+        for results in results_of(3):
+            assert results["late"][2 * late] == one.tokens.tolist()
+        # A rank that screens last has the bounds of all ranks, from its first tile on.
+        num_exact += torch.tensor(results_of(3)[late]["late"][2 * late + 1])
+    assert (num_exact <= one.found).all(), (num_exact, one.found)
+
+
+def test_bounds_of_another_step_are_ignored():
+    hidden, weight = loose_problem(sum(SIZES[3]))
+    head = prepare_head(weight)
+    for step in range(4):
+        one = drawn_loosely(hidden, head, None, step)
+        for results in results_of(3):
+            tokens, num_exact = results["old bounds"][2 * step : 2 * step + 2]
+            if step < 3:
+                assert tokens == one.tokens.tolist()
+            else:  # one of this step prunes all
+                assert tokens == [-1] * B and num_exact == [0] * B
 
 
 def test_a_head_is_saved_loaded_and_refreshed_by_each_rank():

@@ -17,6 +17,7 @@ from fsbench.discover import discover
 from fsbench.graphs import capture
 from fsbench.kernels import VocabShard, flash_sample, prepare_head, screened_sample
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.result import Screened
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Shard
 from fsbench.verify.pathwise import check_on_problem
@@ -120,6 +121,58 @@ def screened_against_one_gpu(rank: int, ranks: int, name: str, short: bool) -> l
 @pytest.mark.parametrize("name", ["plain", "greedy", "everything"])
 def test_screened_tokens_are_those_of_one_gpu(ranks, name, short):
     wrong = on_ranks(ranks, screened_against_one_gpu, ranks, name, short, backend="nccl")
+    assert wrong == [[]] * ranks
+
+
+REPLAYS, EAGER = 200, 40
+
+
+def screened_steps(rank: int, ranks: int, temperature: float) -> list[str]:
+    """Compare replays and eager calls with one GPU: tokens, and how many were computed exactly."""
+    V, D = 128_256, 4096
+    hidden, weight = head(64, V, D)
+    shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
+    whole, part = prepare_head(weight), prepare_head(shard.weight)
+    seed, offset = counter(5), counter(0)
+    options = {"seed": seed, "offset": offset, "temperature": temperature}
+    wrong = []
+    for B in (1, 16, 64):
+
+        def both(B: int = B) -> tuple[Screened, Screened, Tensor]:
+            offset.add_(1)
+            ranked = screened_sample(hidden[:B], part, shard=shard, **options)
+            one = screened_sample(hidden[:B], whole, **options)
+            return ranked, one, flash_sample(hidden[:B], weight, noise="token", **options).tokens
+
+        both()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = both()
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        num_exact = []
+        for call in range(REPLAYS + EAGER):
+            if call % 20 == 7 + 3 * rank:  # one rank after the other
+                torch.cuda._sleep(200_000 * (1 + call % 3))
+            is_eager = call % 6 == 5
+            if not is_eager:
+                graph.replay()
+            ranked, one, expected = both() if is_eager else replayed
+            different += (ranked.tokens != expected).sum() + (one.tokens != expected).sum()
+            if not is_eager and call % 20 < 5:
+                num_exact.append(torch.stack([ranked.found.sum(), one.found.sum()]))
+        if different:
+            wrong.append(f"B={B}: {int(different)} tokens")
+        of_ranks, of_one = shard.gather(torch.stack(num_exact)).sum(0).unbind(1)
+        ratio = float((of_ranks / (of_one / ranks)).median())
+        if not ratio < 1.5:
+            wrong.append(f"B={B}: ranks compute {ratio:.2f} times the tokens of one GPU")
+    return wrong
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_screened_steps_are_those_of_one_gpu_and_divide_its_work(ranks, temperature):
+    wrong = on_ranks(ranks, screened_steps, ranks, temperature, backend="nccl")
     assert wrong == [[]] * ranks
 
 
