@@ -62,6 +62,11 @@ TABLED = (
 """Calls in kernels.csv: every kernel, and the tuned launches."""
 OLDEST = "3.6.0"
 """The oldest supported Triton; kernels.csv has its rows next to those of the installed one."""
+TUNED = (
+    r"^(portable B=\d+ plain|(portable|hopper) B=64 top 20|hopper B=(256 logprob|64 fp8)"
+    r"|truncated B=64 k = 1000|screened B=64|flash_sampling_(hopper B=(16|256)|store B=16))$"
+)
+"""Calls of TABLED that OLDEST leaves out: it compiles their kernels for other calls."""
 FORMAT = 3
 """Version of the cached results."""
 
@@ -139,6 +144,11 @@ def tritons() -> dict[str, Path | None]:
     return {OLDEST: Path(sys.prefix) / f"triton-{OLDEST}", version("triton"): None}
 
 
+def tabled(triton: str) -> str:
+    """Return a regular expression of the calls in kernels.csv for a version of Triton."""
+    return f"(?!{TUNED}){TABLED}" if triton == OLDEST else TABLED
+
+
 @contextmanager
 def _site(tree: Path) -> Iterator[Path]:
     """Yield a folder of links from which a tree's fsbench is imported."""
@@ -195,11 +205,11 @@ def table(compiled: list[Compiled]) -> list[dict[str, str]]:
     return sorted(rows, key=lambda row: (row["kernel"], row["launch"]))
 
 
-def elsewhere() -> list[dict[str, str]]:
+def elsewhere(named: str = r"^portable B=\d+ plain$") -> list[dict[str, str]]:
     """Return registers of a thread, bytes of stack and shared memory, for each of ELSEWHERE."""
     rows = []
     for gpu in ELSEWHERE:
-        for each in compile_calls(architecture=gpu, named="^portable B=\\d+ plain$"):
+        for each in compile_calls(architecture=gpu, named=named):
             taken = {name: str(getattr(each, name)) for name in ("registers", "stack", "shared")}
             rows.append({"gpu": gpu, "config": _config(each.constants), **taken})
     return rows
@@ -369,8 +379,9 @@ def main() -> None:
         return
     try:
         if not args.compare:
-            folders = tritons().items()
-            rows = {name: table(compile_calls(named=TABLED, triton=site)) for name, site in folders}
+            rows = {}
+            for name, site in tritons().items():
+                rows[name] = table(compile_calls(named=tabled(name), triton=site))
             write(TABLE, rows)
             return
         new = compile_calls(TOOLS.parent, *which)

@@ -34,10 +34,7 @@ COMMANDS: dict[str, tuple[set[str], str]] = {
     "--help": (LISTING, "Usage"),
     **{
         f"{name} --help": (LISTING, "Usage")
-        for name in (
-            *("run", "list", "hotvocab", "plot", "compare", "iomodel", "verify", "doctor"),
-            *("tune", "e2e"),
-        )
+        for name in ("run", "hotvocab", "plot", "verify", "e2e")
     },
     "list": (LISTING, "flash_sampling"),
     "list --json": (LISTING, "{"),

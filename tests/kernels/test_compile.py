@@ -19,6 +19,7 @@ from compile_kernels import (
     elsewhere,
     read,
     table,
+    tabled,
     tritons,
 )
 from tree import ROOT
@@ -33,10 +34,13 @@ QUICK = (
     r"^((portable|hopper) B=64 everything|portable B=16 int8|screened B=16|truncated B=64 k = 50)$"
 )
 """Calls whose kernels the quick tests compile, once for all of them."""
-UNTIMED = (
-    r"^(portable B=64 everything|score B=64|screened B=(16|64)|truncated B=64 (k = 50|p)"
-    r"|flash_sampling_\w+ B=16)$"
+MORE = (
+    r"^(portable B=64 (int8( bias)?|fp8)|hopper B=(64 int8|128 fp8)"
+    r"|filters from the screen B=8 (D=1000|everything))$"
 )
+"""Calls of the tests below whose registers are not in the table."""
+ALL = f"{TABLED}|{MORE}"
+UNTIMED = r"^(score B=64|screened B=(16|64)|truncated B=64 (k = 50|p)|flash_sampling_store B=16)$"
 """Calls that are compiled for GPUs without tuned tiles, next to those of `elsewhere`."""
 UNTUNED = re.compile("everything|D=1000")
 """Calls without tuned tiles. For D = 1000 rows of the int8 copy are not aligned."""
@@ -56,9 +60,19 @@ tokens, and three warpgroups or log-probabilities."""
 
 
 @cache
-def compile_once(named: str, triton: str) -> list[Compiled]:
+def compile_once(named: str, triton: str = INSTALLED) -> list[Compiled]:
     """Return the results of the calls by a Triton of `tritons`."""
     return compile_calls(named=named, triton=tritons()[triton])
+
+
+def compiled_of(kernels: str, named: str) -> list[Compiled]:
+    """Return those of ALL whose kernel and one of whose calls match, by the installed Triton."""
+    return [
+        each
+        for each in compile_once(ALL)
+        if re.search(kernels, each.kernel)
+        and any(re.search(named, launch.split(" #")[0]) for launch in each.launches)
+    ]
 
 
 @pytest.mark.parametrize("triton", ROWS_OF)
@@ -104,24 +118,31 @@ def test_tuned_launches_keep_everything_in_registers(triton):
     ("triton", "named"),
     [
         (INSTALLED, QUICK),
-        *(pytest.param(each, TABLED, marks=pytest.mark.full) for each in tritons()),
+        pytest.param(INSTALLED, ALL, marks=pytest.mark.full),
+        pytest.param(OLDEST, tabled(OLDEST), marks=pytest.mark.full),
     ],
 )
 def test_launches_compile_to_what_the_table_says(triton, named):
     """Registers, stack, spills and shared memory; `python tools/compile_kernels.py` writes it."""
     if triton not in ROWS_OF:
         pytest.skip(f"the table has no rows of Triton {triton}")
-    results = table(compile_once(named, triton))
-    expected = [row for row in ROWS_OF[triton] if re.search(named, row["launch"].split(" #")[0])]
+    results, expected = (
+        [
+            row
+            for row in rows
+            if all(re.search(each, row["launch"].split(" #")[0]) for each in (named, TABLED))
+        ]
+        for rows in (table(compile_once(named, triton)), ROWS_OF[triton])
+    )
     assert results == expected
 
 
-@pytest.mark.parametrize("named", [QUICK, pytest.param(TABLED, marks=pytest.mark.full)])
+@pytest.mark.parametrize("named", [QUICK, pytest.param(ALL, marks=pytest.mark.full)])
 def test_every_launch_names_enable_fp_fusion(named):
     """They compile with the default off, as in Triton 3.10 (see launch/test_fp_fusion.py)."""
     unnamed = {
         each.kernel: each.launches
-        for each in compile_once(named, INSTALLED)
+        for each in compile_once(named)
         if not each.constants["enable_fp_fusion"]
     }
     assert not unnamed
@@ -129,12 +150,13 @@ def test_every_launch_names_enable_fp_fusion(named):
 
 @pytest.mark.full
 def test_the_portable_kernel_compiles_for_other_gpus_as_the_page_says():
-    results = elsewhere()
+    """The smallest and the largest tile of each GPU."""
+    results = elsewhere(r"^portable B=(16|256) plain$")
     assert {row["gpu"] for row in results} == set(ELSEWHERE)
     # 0 by Triton 3.9; by 3.6, 8 on sm_120.
     assert all(int(row["stack"]) <= 8 for row in results)
     for triton, page in read(COMPILED).items():
-        assert triton != INSTALLED or results == page
+        assert triton != INSTALLED or all(row in page for row in results)
 
 
 @pytest.mark.full
@@ -142,7 +164,7 @@ def test_the_portable_kernel_compiles_for_other_gpus_as_the_page_says():
 def test_launches_compile_for_gpus_without_tuned_tiles(architecture):
     """A few words on the stack are acceptable, a thread's accumulator of 256 bytes is not."""
     results = compile_calls(architecture=architecture, named=UNTIMED)
-    assert len(results) > 14
+    assert len(results) > 8
     plain = [each for each in results if not UNTUNED.search(" ".join(each.launches))]
     # The portable screen of 64 rows spills on sm_80 under Triton 3.9, for an unknown reason.
     plain = [each for each in plain if (each.kernel, architecture) != ("screen", "sm_80")]
@@ -152,8 +174,8 @@ def test_launches_compile_for_gpus_without_tuned_tiles(architecture):
 @pytest.mark.full
 def test_leaders_and_candidates_are_computed_by_one_instruction():
     """Filters from the screen compare logits of one kernel with those of the other."""
-    results = compile_calls(kernels="^filter_(leaders|resolve)$", named="^filters from")
-    assert len(results) >= 6
+    results = compiled_of("^filter_(leaders|resolve)$", "^filters from")
+    assert len(results) >= 4
     for compiled in results:
         opcodes = {line.split()[0] for line in compiled.instructions if "MMA" in line}
         assert opcodes and all(opcode.startswith("HGMMA.64x") for opcode in opcodes), (
@@ -165,9 +187,7 @@ def test_leaders_and_candidates_are_computed_by_one_instruction():
 def test_single_logits_are_loaded_ahead_and_not_one_number_at_a_time():
     """Triton 3.8 and later forget an alignment in tl.where, and then load 16 bits at a time."""
     kernels = {"resolve", "filter_resolve", "filter_leaders"}
-    results = compile_calls(
-        kernels=f"^({'|'.join(kernels)})$", named="^(screened B=16|filters from.*)$"
-    )
+    results = compiled_of(f"^({'|'.join(kernels)})$", "^(screened B=16|filters from.*)$")
     assert {compiled.kernel for compiled in results} == kernels
     for compiled in (each for each in results if not UNTUNED.search(" ".join(each.launches))):
         assert "cp.async" in compiled.ptx, compiled.launches
@@ -183,7 +203,7 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(kernel):
     """The assembler fuses them in some kernels only, and then rounds once instead of twice."""
     (compiled,) = (
         each
-        for each in compile_once(QUICK, INSTALLED)
+        for each in compile_once(QUICK)
         if each.kernel in ("flash_sampling", "hopper")
         and f"{kernel} B=64 everything" in each.launches
     )
@@ -201,22 +221,21 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(kernel):
 @pytest.mark.full
 def test_a_bias_is_added_to_what_a_scale_has_rounded():
     """If the compiler fused the two, the kernel with a bias would have fewer fmas."""
-    results = compile_calls(named="^portable B=64 int8( bias)?$")
+    results = compiled_of("", "^portable B=64 int8( bias)?$")
     plain, biased = (each.ptx.count("fma.rn.f32") for each in results)
     assert plain == biased > 0
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("triton", "named"),
-    [
-        (INSTALLED, r"^(flash_sampling_hopper B=|hopper B=(256 temp|(192|320) D=))"),
-        (OLDEST, r"^hopper B=(192|320) D="),
-    ],
-)
+@pytest.mark.parametrize(("triton", "named"), [(INSTALLED, ALL), (OLDEST, tabled(OLDEST))])
 def test_what_wide_tiles_spill_stays_out_of_the_loop_over_columns(triton, named):
-    results = compile_calls(kernels="^hopper$", named=named, triton=tritons()[triton])
-    results = [each for each in results if each.constants["BLOCK_V"] == 256]
+    results = [
+        each
+        for each in compile_once(named, triton)
+        if each.kernel == "hopper"
+        and each.constants["BLOCK_V"] == 256
+        and re.search(r"flash_sampling_hopper B=|hopper B=\d+ D=", " ".join(each.launches))
+    ]
     assert len(results) >= 2
     for compiled in results:
         # From the wait for a stage to the end of its products.
@@ -273,15 +292,15 @@ def test_a_register_that_is_written_too_early_is_found():
     ("kernel", "named", "least"),
     [
         ("flash_sampling", QUICK, 1),
-        pytest.param("flash_sampling", r"^portable B=\d+ (int8|fp8)$", 4, marks=pytest.mark.full),
-        pytest.param("hopper", r"^hopper B=\d+ (int8|fp8)$", 4, marks=pytest.mark.full),
+        pytest.param("flash_sampling", ALL, 3, marks=pytest.mark.full),
+        pytest.param("hopper", ALL, 3, marks=pytest.mark.full),
     ],
 )
 def test_no_register_is_written_that_a_matrix_product_still_reads(kernel, named, least):
     """One-byte weights become operands in registers, where the compiler may miss a hazard."""
     results = [
         each
-        for each in compile_once(named, INSTALLED)
+        for each in compile_once(named)
         if each.kernel == kernel and re.search("int8|fp8", each.launches[0])
     ]
     assert len(results) >= least

@@ -14,6 +14,7 @@ import planted_calls as calls
 import planted_samplers as samplers
 import torch
 from planted_calls import complete, contract
+from planted_races import closed, coarse, cut, race_of_levels
 from planted_samplers import (
     argmax,
     by_inverse_cdf,
@@ -345,13 +346,9 @@ RARE = {"tokens 0 mod 128 0.3 % too often": (first_of_blocks_likelier(), "blocks
 """Found with 2^25 draws: on a GPU, and in the full tier."""
 
 IN_THE_FAR_TAIL = {
-    "a race in fp32 (vLLM 43150)": (
-        planted(uniform=samplers.clamped_exponential),
-        "tail 18",
-        2**31,
-    ),
-    "24-bit u (vLLM 51367)": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
-    "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
+    "a race in fp32 (vLLM 43150)": (race_of_levels(cut), "tail 18", 2**31),
+    "24-bit u (vLLM 51367)": (race_of_levels(coarse), "tail 18", 2**31),
+    "u = 1 gives +inf": (race_of_levels(closed), "tail 20", 2**29),
 }
 """Bug -> (sampler, check, random numbers that it needs, of the full tier's 2^31)."""
 

@@ -58,23 +58,6 @@ def own_exponential(like: Tensor) -> Tensor:
     return fine_exponential(generator(int(torch.randint(2**62, ()))), tuple(like.shape))
 
 
-def coarse_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """From 24 bits: E is never below 2^-24, so no Gumbel exceeds 16.6."""
-    u = torch.from_numpy(source.random(shape, dtype=np.float32))
-    return u.clamp_(2**-24, 1 - 2**-24).log_().neg_()
-
-
-def clamped_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """No E below 2^-24, as in a race of p / E in fp32."""
-    return fine_exponential(source, shape).clamp_min_(2.0**-24)
-
-
-def closed_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """u = (r + 1) / (2^32 + 1) in fp32: 128 of 2^32 codes round to 1, where -log u = 0."""
-    r = source.integers(2**32, size=shape, dtype=np.uint32)
-    return torch.from_numpy(r.astype(np.float32)).add_(1).mul_(1 / (2**32 + 1)).log_().neg_()
-
-
 def gumbel(exponential: Tensor) -> Tensor:
     return exponential.log_().neg_()
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
 from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
-from tiers import full
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
@@ -76,11 +75,9 @@ def test_a_shard_without_a_process_group_says_what_to_do():
 
 
 D = 32
-SIZES = {
-    2: [300, 700],
-    3: [257, 400, 343],
-    4: [256, 255, 257, 232],
-}
+RANKS = 3
+SIZES = [257, 400, 343]
+"""Rows of the ranks. Other tests have two ranks: tests/kernels/test_sharded_samplers.py."""
 
 
 def answers(hidden: Tensor, head: Tensor | VocabShard, kind: str, V: int) -> list[list[float]]:
@@ -108,36 +105,34 @@ def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[flo
         return [answers(hidden, shard, kind, sum(sizes)) for kind in KINDS]
 
 
-def results_of(rank: int, ranks: int, folder: str) -> dict[str, Any]:
-    """Return the results of one rank for all tests of a group, since starting a group is slow."""
-    results: dict[str, Any] = {
-        "collectives": draws(rank, SIZES[ranks], None),
-        "kernel": draws(rank, SIZES[ranks], folder),
+def results_of(rank: int, folder: str) -> dict[str, Any]:
+    """Return the results of one rank for all tests, since starting a group is slow."""
+    return {
+        "collectives": draws(rank, SIZES, None),
+        "kernel": draws(rank, SIZES, folder),
+        "too many": too_many(rank),
+        "padded": padded(rank),
+        "race": race(rank, folder + "/race"),
+        "unequal": unequal(rank),
+        "changed": [changed(rank, sizes) for sizes in (SIZES, [256, 256, 488])],
     }
-    if ranks == 2:
-        results |= {"too many": too_many(rank), "padded": padded(rank)}
-    if ranks == 3:
-        results |= {"race": race(rank, folder + "/race"), "unequal": unequal(rank)}
-        results["changed"] = [changed(rank, sizes) for sizes in (SIZES[3], [256, 256, 488])]
-    return results
 
 
 @cache
-def group_results(ranks: int) -> list[dict[str, Any]]:
+def group_results() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(folder + "/race")
-        return on_ranks(ranks, results_of, ranks, folder)
+        return on_ranks(RANKS, results_of, folder)
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("ranks", [2, full(3), full(4)])
-def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks):
-    V = sum(SIZES[ranks])
+def test_tokens_are_those_of_one_rank_and_the_same_on_all():
+    V = sum(SIZES)
     hidden, weight = problem(5, V, D)
     for i, kind in enumerate(KINDS):
         one = answers(hidden, weight, kind, V)
-        for rank, form in product(range(ranks), ("collectives", "kernel")):
-            results, first = (group_results(ranks)[k][form][i] for k in (rank, 0))
+        for rank, form in product(range(RANKS), ("collectives", "kernel")):
+            results, first = (group_results()[k][form][i] for k in (rank, 0))
             assert results[:2] == one[:2], (kind, rank, form)
             if form == "kernel":
                 assert str(results) == str(one), (kind, rank)
@@ -170,7 +165,7 @@ def race(rank: int, folder: str) -> list[list[int]]:
 @pytest.mark.full
 @pytest.mark.interpreter
 def test_no_rank_overtakes_another_in_the_kernel():
-    tokens = [results["race"] for results in group_results(3)]
+    tokens = [results["race"] for results in group_results()]
     hidden, weight = problem(7, 600, 16)
     for step in range(STEPS):
         rows = 1 + (step * 5) % 7
@@ -188,7 +183,7 @@ def unequal(rank: int) -> str:
 
 @pytest.mark.interpreter
 def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank():
-    messages = [results["unequal"] for results in group_results(3)]
+    messages = [results["unequal"] for results in group_results()]
     assert "on rank 1" in messages[0]
     assert all("the same D, dtype and device on all ranks" in message for message in messages)
 
@@ -210,14 +205,14 @@ def changed(rank: int, sizes: list[int]) -> list[object]:
 
 @pytest.mark.interpreter
 def test_a_copied_shard_whose_weight_changed_is_refused_until_it_is_refreshed():
-    for i, sizes in enumerate((SIZES[3], [256, 256, 488])):
+    for i, sizes in enumerate((SIZES, [256, 256, 488])):
         hidden, weight = problem(5, sum(sizes), D)
         before, after = (
             flash_sample(hidden, head, seed=counter(1)).tokens.tolist()
             for head in (weight, -weight)
         )
         for rank in range(3):
-            first, refused, last = group_results(3)[rank]["changed"][i]
+            first, refused, last = group_results()[rank]["changed"][i]
             assert (first, last) == (before, after)
             if i == 0:
                 assert "shard: expected an unchanged weight" in refused
@@ -226,8 +221,8 @@ def test_a_copied_shard_whose_weight_changed_is_refused_until_it_is_refreshed():
 
 
 def too_many(rank: int) -> list[str]:
-    hidden, weight = problem(5, 512, 16)
-    shard = shard_of(rank, [256, 256], weight, slots=16)
+    hidden, weight = problem(5, 768, 16)
+    shard = shard_of(rank, [256, 256, 256], weight, slots=16)
     messages = []
     for options in ({"num_samples": 4}, {"vocab_size": 500}, {"return_rank": True}):
         with pytest.raises(InvalidArgument) as caught:
@@ -241,7 +236,7 @@ def too_many(rank: int) -> list[str]:
 @pytest.mark.full
 @pytest.mark.interpreter
 def test_options_that_a_shard_refuses_are_named():
-    assert group_results(2)[1]["too many"] == [
+    assert group_results()[1]["too many"] == [
         "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
         "VocabShard; got 5 times 4",
         "vocab_size: expected None with a VocabShard, which has one",
@@ -272,7 +267,7 @@ def test_an_absent_rank_is_an_error_on_the_others():
 def padded(rank: int) -> list[int]:
     hidden, weight = problem(4, 700, 16)
     weight[600:] = 100.0 * hidden[0]  # would win if they were tokens
-    shard = shard_of(rank, [350, 350], weight, vocab_size=600)
+    shard = shard_of(rank, [250, 250, 200], weight, vocab_size=600)
     return flash_sample(hidden, shard, seed=counter(3)).tokens.tolist()
 
 
@@ -281,4 +276,4 @@ def padded(rank: int) -> list[int]:
 def test_padding_rows_are_no_tokens():
     hidden, weight = problem(4, 700, 16)
     one = flash_sample(hidden, weight, vocab_size=600, seed=counter(3)).tokens.tolist()
-    assert [results["padded"] for results in group_results(2)] == [one, one]
+    assert [results["padded"] for results in group_results()] == [one] * RANKS
