@@ -122,10 +122,10 @@ def test_it_passes_the_gate(name, eager, effort):
 )
 def test_it_passes_the_battery(name, eager, effort):
     """The ci tier with fewer draws; `fsbench verify` runs it as it is."""
-    draws = {"fit_draws": 2**13, "seed_draws": 2**10, "block_draws": 2**12, "tail_tokens": 2**22}
+    draws = {"fit_draws": 2**14, "seed_draws": 2**11, "block_draws": 2**13, "tail_tokens": 2**23}
     shapes = ((1, 1), (3, 2), (17, 129), (16, 1000))
     sizes = {"shapes": shapes, "any_shapes": shapes, "sizes": (1, 17, 65), "any_sizes": (1, 17)}
-    effort("ci", vocabulary=1031, seeds=3, **draws, **sizes)
+    effort("ci", vocabulary=2051, seeds=4, **draws, **sizes)
     checks = list(verify(ON_CPU[name], Setting("cpu", "fp32"), "ci"))
     assert checks and all(check.verdict == "ok" for check in checks), checks
 

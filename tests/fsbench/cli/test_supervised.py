@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from tiers import first_quick
 from tiny_run import TINY
 
 from fsbench.records.store import read_records
@@ -11,13 +12,19 @@ from fsbench.records.store import read_records
 
 @pytest.fixture
 def measured(fsbench, plugin, tmp_path):
-    """Runs a sampler that misbehaves at B = 3 between two others: (exit code, table, output)."""
+    """Runs a sampler that misbehaves at B = 3, 4, .. between two others.
 
-    def run(misbehavior="pass", more=(), **parts):
-        launch = f"if problem.B == 3 and step == 4: {misbehavior}"  # in its second round
+    Returns (exit code, table, output). misbehavior: a line of Python for each of these B.
+    """
+
+    def run(*misbehavior, more=(), **parts):
+        lines = dict(enumerate(misbehavior or ["pass"], start=3))
+        # In the second round of a cell.
+        launch = f"exec({lines!r}.get(problem.B, 'pass') if step == 4 else 'pass')"
+        batch = ",".join(map(str, (1, *lines)))
         plugin_options = plugin(launch=launch, **parts)
         names = ("--provider", "greedy", *plugin_options, "--provider", "matmul_only")
-        code, out, err = fsbench("run", *TINY, *names, "--out", "x", *more)
+        code, out, err = fsbench("run", *TINY, "--batch", batch, *names, "--out", "x", *more)
         assert "Traceback" not in out + err
         table = pd.read_csv(tmp_path / "x" / "results.csv", keep_default_na=False)
         return code, table.set_index(["provider", "b"]), out
@@ -25,30 +32,36 @@ def measured(fsbench, plugin, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("misbehavior", "reason"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
-        ("os._exit(0)", "its process exited with code 0"),
-        pytest.param("sys.exit(0)", "SystemExit: 0", marks=pytest.mark.full),
-        pytest.param("raise KeyboardInterrupt", "KeyboardInterrupt", marks=pytest.mark.full),
-        ("raise type('Odd', (BaseException,), {})('today')", "Odd: today"),
-        (
-            "raise type('E', (Exception,), {'__str__': None})",
-            "E: (no text: str() raised TypeError)",
-        ),
-        ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
-    ],
-)
-def test_a_cell_that_ends_its_process_has_a_reason_and_the_rest_goes_on(
-    measured, fsbench, tmp_path, misbehavior, reason
-):
-    code, table, _ = measured(misbehavior)
-    assert code == 3
-    failed = table.loc[("mine", 3)]
-    assert (failed.status, failed.reason, int(failed.n_samples)) == ("error", reason, 2)
-    others = table.drop(("mine", 3))
+ENDS: list[dict[str, str]] = [
+    {"os.kill(os.getpid(), signal.SIGSEGV)": "its process was ended by SIGSEGV"},
+    {"os._exit(0)": "its process exited with code 0"},
+    {"raise type('Odd', (BaseException,), {})('today')": "Odd: today"},
+    {
+        "raise type('E', (Exception,), {'__str__': None})": "E: (no text: str() raised TypeError)",
+        "raise ValueError('\\udcff')": "ValueError: \\udcff",
+    },
+    {"sys.exit(0)": "SystemExit: 0"},
+    {"raise KeyboardInterrupt": "KeyboardInterrupt"},
+]
+"""Line -> the reason of its cell. Only lines that leave the process alive share a run."""
+
+
+def assert_only_these_fail(table, status, reasons):
+    """Cells of B = 3, 4, .. have this status and these reasons; all others are measured."""
+    cells = [("mine", B) for B, _ in enumerate(reasons, start=3)]
+    failed = table.loc[cells]
+    assert failed.reason.tolist() == list(reasons)
+    assert set(failed.status) == {status}
+    others = table.drop(cells)
     assert set(others.status) == {"ok"} and set(others.n_samples.astype(int)) == {4}
+
+
+@pytest.mark.parametrize("ends", first_quick(ENDS, 4), ids=lambda ends: " ".join(ends.values()))
+def test_cells_that_end_have_a_reason_and_the_rest_goes_on(measured, fsbench, tmp_path, ends):
+    code, table, _ = measured(*ends)
+    assert code == 3
+    assert_only_these_fail(table, "error", ends.values())
+    assert set(table[table.status == "error"].n_samples.astype(int)) == {2}
     # It is tried again, which measures the rest of what it has, and costs nothing else.
     before = {r.cell: r.rounds for r in read_records(tmp_path / "x") if r.status == "ok"}
     assert fsbench("run", "--resume", "x")[0] in (0, 3)
@@ -70,16 +83,10 @@ HARM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line", [x if n < 2 else pytest.param(x, marks=pytest.mark.full) for n, x in enumerate(HARM)]
-)
-def test_what_a_sampler_does_to_its_process_harms_no_other(measured, line):
-    code, table, _ = measured(line)
+def test_what_a_sampler_does_to_its_process_harms_no_other(measured):
+    code, table, _ = measured(*HARM)
     assert code == 1
-    failed = table.loc[("mine", 3)]
-    assert (failed.status, failed.reason) == ("check_failed", HARM[line])
-    others = table.drop(("mine", 3))
-    assert set(others.status) == {"ok"} and set(others.n_samples.astype(int)) == {4}
+    assert_only_these_fail(table, "check_failed", HARM.values())
 
 
 @pytest.mark.full

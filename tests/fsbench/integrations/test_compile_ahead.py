@@ -328,13 +328,13 @@ print(json.dumps(uncovered))
 """
 
 
-def indices_of_options(kinds: Sequence[DrawKind]) -> list[int]:
-    """Return indices of the common kinds, and of a few that have every value of every option."""
-    values = [set(kind._asdict().items()) for kind in kinds]
-    chosen = [index for index, kind in enumerate(kinds) if kind.is_common]
+def indices_of_options(draw_kinds: Sequence[DrawKind]) -> list[int]:
+    """Return indices of common kinds, and of a few that have every value of every option."""
+    values = [set(kind._asdict().items()) for kind in draw_kinds]
+    chosen = [index for index, kind in enumerate(draw_kinds) if kind.is_common]
     missing = set[Any]().union(*values).difference(*(values[index] for index in chosen))
     while missing:
-        best = max(range(len(kinds)), key=lambda index: len(values[index] & missing))
+        best = max(range(len(draw_kinds)), key=lambda index: len(values[index] & missing))
         chosen.append(best)
         missing -= values[best]
     return chosen
