@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from statistics import median, stdev
 from typing import Any
@@ -99,12 +100,15 @@ def is_reference(row: Mapping[str, Any] | pd.Series) -> bool:
 def _saved(
     name: str, time: str, runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]
 ) -> dict[str, float]:
-    """Return the percent of a time that is saved, run by run against the baseline's."""
+    """Return the percent of a time that is saved, run by run against the baseline's.
+
+    One pair of runs has no standard deviation.
+    """
     both = sorted(runs.keys() & base.keys())
     saved = [100 * (1 - runs[number][time] / base[number][time]) for number in both]
     if not saved:
         return {}
-    spread = stdev(saved) if len(saved) > 1 else 0.0
+    spread = stdev(saved) if len(saved) > 1 else math.nan
     return {f"{name}_pct": median(saved), f"{name}_sd_pct": spread}
 
 

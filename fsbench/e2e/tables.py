@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TIME = "{tpot_ms:.3f} [{tpot_min_ms:.3f}, {tpot_max_ms:.3f}]"
-_SAVED = "{reduction_pct:.1f} ± {reduction_sd_pct:.1f}"
+_SAVED = "{reduction_pct:.1f} ± {reduction_sd_pct:.1f} || {reduction_pct:.1f}"
 _POSSIBLE = " (profile: {possible_pct:.1f})"
 """The savings that the profiles allow."""
 
@@ -29,7 +29,9 @@ _PARTS = {
     "head": "{matmul_us:.0f}",
     "rest": "{rest_us:.0f}",
     "busy": "{busy_us:.0f}",
-    "busy, saved %": "{gpu_reduction_pct:.1f} ± {gpu_reduction_sd_pct:.1f}",
+    "busy, saved %": (
+        "{gpu_reduction_pct:.1f} ± {gpu_reduction_sd_pct:.1f} || {gpu_reduction_pct:.1f}"
+    ),
     "idle": "{gap_us:.0f}",
     "p95 / p99, ms": "{step_p95_ms:.3f} / {step_p99_ms:.3f}",
 }
@@ -125,9 +127,12 @@ def _by_sampler(
 
 
 def _text(row: pd.Series, template: str) -> str:
-    """Return a template with the values of a row, or "" if it lacks one."""
-    names = [name for _, name, _, _ in Formatter().parse(template) if name]
-    return "" if row[names].isna().any() else template.format(**row)
+    """Return the first of the templates, separated by " || ", whose values a row has; else ""."""
+    for each in template.split(" || "):
+        names = [name for _, name, _, _ in Formatter().parse(each) if name]
+        if row[names].notna().all():
+            return each.format(**row)
+    return ""
 
 
 def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
