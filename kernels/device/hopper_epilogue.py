@@ -191,7 +191,7 @@ def _store(y, m, v0, row, index, mask, logits_ptr, largest_ptr, stride, B):
     for i in gl.static_range(16):
         even = y[2 * i].to(gl.uint32, bitcast=True).to(gl.int64)
         odd = y[2 * i + 1].to(gl.uint32, bitcast=True).to(gl.int64)
-        gl.store(pointers + i * 4, even | (odd << 32), mask=mask)
+        gl.store(pointers + i * 4, even | (odd << 32), mask=mask, eviction_policy="evict_last")
     if len(largest_ptr) > 0:
         pointers = largest_ptr[0] + place_of_largest(v0 // 32 + index, row, B)
         gl.store(pointers, m, mask=mask)

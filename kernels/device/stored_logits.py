@@ -55,7 +55,10 @@ def largest_of_groups(logits: Tensor) -> Tensor:
 
 @triton.jit
 def store_logits(logits_ptr, logits, rows, v0, B, stride):
-    """Store logits [R, WIDTH] from token v0 on, 32 columns at a time to save shared memory."""
+    """Store logits [R, WIDTH] from token v0 on, 32 columns at a time to save shared memory.
+
+    The weight's stream would evict them from the L2 before the next launch reads them.
+    """
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:
         low, high = halves(logits)
@@ -64,7 +67,8 @@ def store_logits(logits_ptr, logits, rows, v0, B, stride):
     else:
         column = v0 + tl.arange(0, WIDTH)
         pointers = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
-        tl.store(pointers, logits, mask=(rows < B)[:, None] & (column < stride)[None, :])
+        mask = (rows < B)[:, None] & (column < stride)[None, :]
+        tl.store(pointers, logits, mask=mask, eviction_policy="evict_last")
 
 
 @triton.jit
@@ -79,4 +83,4 @@ def store_largest(largest_ptr, logits, rows, v0, B, stride):
     group = v0 // 32 + tl.arange(0, logits.shape[1] // 32)
     pointers = largest_ptr + place_of_largest(group[None, :], rows[:, None], B)
     mask = (rows < B)[:, None] & (group < stride // 32)[None, :]
-    tl.store(pointers, largest_member(members(logits)), mask=mask)
+    tl.store(pointers, largest_member(members(logits)), mask=mask, eviction_policy="evict_last")

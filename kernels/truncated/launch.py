@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 
 from fsbench.kernels import fused
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
@@ -92,6 +92,9 @@ def launches_for(
     return Launches(look=True, searches=searches, cutoff=True, race=True)
 
 
+LOOK_REGISTERS = 128
+"""Registers of a look's thread if there are more rows than multiprocessors: for two programs on
+each. At fewer rows the look takes as many as it needs, about 200."""
 ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Registers for two programs on each multiprocessor: they wait for memory and for each other."""
@@ -206,6 +209,7 @@ def finish(
             TESTS=tested and plan is not None,
             **pdl_options(device),
             num_warps=8,
+            maxnreg=LOOK_REGISTERS if B > multiprocessors(device) else None,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)
