@@ -165,7 +165,8 @@ def screened_steps(rank: int, ranks: int, temperature: float) -> list[str]:
             wrong.append(f"B={B}: {int(different)} tokens")
         of_ranks, of_one = shard.gather(torch.stack(num_exact)).sum(0).unbind(1)
         ratio = float((of_ranks / (of_one / ranks)).median())
-        if not ratio < 1.5:
+        # One row's few candidates are found before the other rank's bounds arrive.
+        if not ratio < (1.5 if B > 1 else ranks):
             wrong.append(f"B={B}: ranks compute {ratio:.2f} times the tokens of one GPU")
     return wrong
 
