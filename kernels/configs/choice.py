@@ -36,6 +36,9 @@ TILES_WITH_SUMS = {
 With the sums in the epilogue, three warpgroups are slower there. Measured for D = 2560 and 4096 at
 129, 136, 160 and 192 rows (results/h100/logprob-tiles-20261125). An H200, which has fewer
 operations per byte, was not measured."""
+ROWS_WITH_SUMS = 80
+"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one with
+log-probabilities: measured at 65, 80, 96, 112 and 127 (results/h100/logprob-tiles-20261126)."""
 _USUAL_ROWS = 64  # portable_rows without known clocks
 _FEW_ROWS = 32  # up to which the portable kernel is faster with weights of one byte
 
@@ -82,18 +85,24 @@ def portable_rows(device: torch.device) -> int:
     return max(rows for rows in BUCKETS if rows <= max(balanced / 2, BUCKETS[0]))
 
 
-def hopper_is_faster(B: int, device: torch.device, element_bytes: int = 2) -> bool:
+def hopper_is_faster(
+    B: int, device: torch.device, element_bytes: int = 2, sums: bool = False
+) -> bool:
     """Return whether the Hopper kernel is the faster one for B rows.
 
     With weights of one byte it is faster above 32 rows. With others it is faster above
     portable_rows, and at fewer rows that need tiles of portable_rows and do not fill them: the
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261126, results/h100/sweep-20261126).
+
+    Args:
+        sums: As in `choose`; see ROWS_WITH_SUMS.
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
     most = portable_rows(device)
-    return most < B or most // 2 < B < most
+    last = ROWS_WITH_SUMS if sums and most > ROWS else most - 1
+    return most < B or most // 2 < B <= last
 
 
 def idle_bytes(D: int, V: int, device: torch.device) -> int:
@@ -165,10 +174,12 @@ def blocks_are_split(B: int, D: int, V: int, device: torch.device, element_bytes
     return worth and (element_bytes == 1 or hopper_config(B, D, V, device).can_split)
 
 
-def _hopper_wins(B: int, D: int, V: int, device: torch.device, element_bytes: int) -> bool:
+def _hopper_wins(
+    B: int, D: int, V: int, device: torch.device, element_bytes: int, sums: bool = False
+) -> bool:
     """Return whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
     split = blocks_are_split(B, D, V, device, element_bytes)
-    return split or hopper_is_faster(B, device, element_bytes)
+    return split or hopper_is_faster(B, device, element_bytes, sums)
 
 
 def _table(noise: str, element_bytes: int) -> str:
@@ -258,7 +269,7 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     use_hopper = kernel == "hopper" or isinstance(config, HopperConfig)
     if not use_hopper and not reason and noise != "token":  # token noise was not timed on it
-        use_hopper = _hopper_wins(B, D, V, device, element_bytes)
+        use_hopper = _hopper_wins(B, D, V, device, element_bytes, sums)
     if isinstance(config, HopperConfig):
         _check_fits(config, B, element_bytes)
     if kernel == "portable" or reason or not use_hopper:

@@ -209,7 +209,7 @@ def finish(
             TESTS=tested and plan is not None,
             **pdl_options(device),
             num_warps=8,
-            maxnreg=LOOK_REGISTERS if B > multiprocessors(device) else None,
+            maxnreg=LOOK_REGISTERS if multiprocessors(device) < B else None,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)

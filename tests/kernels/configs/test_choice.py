@@ -47,6 +47,8 @@ def test_the_number_of_rows_decides(both, monkeypatch):
     _choice.config_for.cache_clear()
     assert [chosen(B) for B in (33, 64, 128)] == 3 * [PORTABLE]
     assert [chosen(B) for B in (65, 127, 129)] == 3 * [HOPPER]
+    assert [chosen(B, sums=True) for B in (65, 80, 129)] == 3 * [HOPPER]
+    assert [chosen(B, sums=True) for B in (81, 127)] == 2 * [PORTABLE]
 
 
 def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch):

@@ -80,13 +80,18 @@ def one_rank(ranks: int) -> list[list[int]]:
 
 
 def falls_back(rank: int, folder: str) -> list[list[int]]:
-    """Return tokens and `found` of two calls; only the last rank's lists are too short."""
+    """Return tokens and `found` of two calls; only the last rank's lists are too short.
+
+    It begins before the others, whose bounds could make its lists short enough.
+    """
     hidden, shard, head = shard_of(rank, 3, folder)
     screen, resolve = default_configs(B, D, CPU)
     if rank == 2:
         screen = replace(screen, room=1, row_room=1)
     results: list[list[int]] = []
     for step in range(2):
+        while rank != 2 and not shard.line.buffer[step, 2, 0, :B].all():
+            time.sleep(0.01)
         sample = screened_sample(
             hidden * 0.01, head, shard=shard, seed=counter(1), offset=counter(step),
             temperature=0.001, configs=(screen, resolve),
