@@ -57,7 +57,8 @@ def largest_of_groups(logits: Tensor) -> Tensor:
 def store_logits(logits_ptr, logits, rows, v0, B, stride):
     """Store logits [R, WIDTH] from token v0 on, 32 columns at a time to save shared memory.
 
-    The weight's stream would evict them from the L2 before the next launch reads them.
+    The next launch reads them, so they are stored to stay in the L2: without evict_last the stream
+    of the weight evicts them first.
     """
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:

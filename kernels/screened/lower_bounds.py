@@ -1,8 +1,8 @@
 """Device code of the screen: the largest lower bound of each row so far, for all programs.
 
 Any lower bound of a row's best score may prune the row's tokens, also one of another rank's token.
-So programs raise a row's bound on all ranks, after each tile, and nobody waits for it: a bound that
-arrives late leaves more candidates and changes no token. With all bounds, the ranks together have
+So programs raise a row's bound on all ranks, after each tile, and no program waits for a bound: one
+that arrives late leaves more candidates and changes no token. With all bounds, the ranks together have
 about as many candidates as one GPU.
 
 The upper half of a word is the bound. With other ranks, the lower half is the number of the step:
@@ -21,17 +21,17 @@ from fsbench.kernels.shard.exchange import bounds_of_rank
 
 
 @triton.jit
-def own_bounds(lower_ptr, line):
+def local_bounds(lower_ptr, line):
     """Return the address of the rows' words on this rank.
 
     Args:
         lower_ptr: int64 [B] of the workspace, used without other ranks.
         line: as in shard.exchange.send, or () without other ranks.
     """
-    own = lower_ptr
+    words_ptr = lower_ptr
     if len(line) > 0:
-        own = bounds_of_rank(line[2], line)
-    return own
+        words_ptr = bounds_of_rank(line[2], line)
+    return words_ptr
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def bound_of_word(word, steps):
 def raise_bounds(lower_ptr, rows, best, mask, steps, line, RANKS: tl.constexpr):
     """Raise the bounds of rows to `best`, fp32 (no NaN), on all ranks, where `mask`.
 
-    lower_ptr: of own_bounds. steps: of steps_of_rows.
+    lower_ptr: of local_bounds. steps: of steps_of_rows.
     """
     mask &= best > LOWEST_BOUND
     word = ordered(best).to(tl.int64) << 32

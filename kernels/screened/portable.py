@@ -23,7 +23,7 @@ from fsbench.kernels.device.mainloop import (
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.screened.lower_bounds import (
     bound_of_word,
-    own_bounds,
+    local_bounds,
     raise_bounds,
     steps_of_rows,
 )
@@ -129,7 +129,7 @@ def screen_kernel(
 
     # What is absent is an empty tuple, as None cannot be in one.
     line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
-    lower_ptr = own_bounds(lower_ptr, line)
+    lower_ptr = local_bounds(lower_ptr, line)
     steps = steps_of_rows(rows, ~idle, line)
     # A slot has every SLOTS-th word of a row.
     SLOTS: tl.constexpr = SLICE // 4

@@ -30,7 +30,7 @@ from fsbench.kernels.screened.exact_logits import (
     part_of_list,
     parts_of_lists,
 )
-from fsbench.kernels.screened.lower_bounds import bound_of_word, own_bounds, steps_of_rows
+from fsbench.kernels.screened.lower_bounds import bound_of_word, local_bounds, steps_of_rows
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 from fsbench.kernels.shard.exchange import best_of_ranks
 
@@ -90,7 +90,7 @@ def resolve_kernel(
     if UNIT < 16:
         D = D // UNIT * UNIT
     line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
-    lower_ptr = own_bounds(lower_ptr, line)
+    lower_ptr = local_bounds(lower_ptr, line)
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # index by token id
         weight_ptr -= first_token.to(tl.int64) * D

@@ -12,7 +12,7 @@ words c + 1; a rank sends its word c + 1 in a launch that starts when the one th
 ended. So no word is overwritten before it is read, however far the ranks drift. The count c is on
 the device, for each slot, so a replayed CUDA graph continues it.
 
-The lower bounds of a screen (screened.lower_bounds) are in the same buffers, but nobody waits for
+The lower bounds of a screen (screened.lower_bounds) are in the same buffers, but no rank waits for
 them: one place per row, whose word is only raised, and has the row's count in its lower half.
 """
 

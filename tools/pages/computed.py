@@ -65,12 +65,12 @@ def logits_store_overhead(name: str) -> pd.DataFrame:
     )
 
 
-def beside_the_paper(*names: str) -> pd.DataFrame:
+def beside_the_paper(name: str) -> pd.DataFrame:
     """Return speedups over the paper's baselines (Tables 4 and 5): published, ours and theirs.
 
     Theirs is the authors' kernel in the same run; NaN if it was not measured.
     """
-    rows = pd.concat([read_csv(RESULTS / name) for name in names], ignore_index=True)
+    rows = read_csv(RESULTS / name)
     # It takes its seed from the host, so it cannot be replayed as the others are.
     rows = rows.assign(graph=rows.graph | (rows.provider == AUTHORS))
     parts = []

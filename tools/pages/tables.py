@@ -2,8 +2,8 @@
 
 A view is a table of records, one row for each cell of a benchmark:
 
-    files    paths below results/: a folder means its results.csv. "a-* | b" is the newest folder
-             that matches a-*, or b if none does; "*.jsonl" are all of them
+    files    paths below results/: a folder means its results.csv. "a-*" is the newest folder
+             that matches; "*.jsonl" are all of them
     python   the function of computed.py that returns the rows, called with the files
     set      new columns, by pandas expressions, before `where`; `let` after `join`
     last     columns: of rows that are equal in them the last one is kept
@@ -93,11 +93,12 @@ def files_of(spec: Spec) -> list[str]:
 
 
 def _matching_paths(name: str) -> list[str]:
-    for pattern in name.split(" | "):
-        if matches := sorted(RESULTS.glob(pattern)):
-            paths = matches if pattern.endswith("*.jsonl") else matches[-1:]
-            return [str(path.relative_to(RESULTS)) for path in paths]
-    raise FileNotFoundError(f"tables.toml: no record results/{name}")
+    paths = sorted(RESULTS.glob(name))
+    if not paths:
+        raise FileNotFoundError(f"tables.toml: no record results/{name}")
+    if not name.endswith("*.jsonl"):
+        paths = paths[-1:]
+    return [str(path.relative_to(RESULTS)) for path in paths]
 
 
 def _read(name: str) -> pd.DataFrame:

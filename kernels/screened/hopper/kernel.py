@@ -46,7 +46,7 @@ from fsbench.kernels.screened.hopper.records import (
 )
 from fsbench.kernels.screened.lower_bounds import (
     bound_of_word,
-    own_bounds,
+    local_bounds,
     raise_bounds,
     steps_of_rows,
 )
@@ -118,7 +118,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     T = gl.where(sane, T, 0.0)
     noise = (row, seed, offset)
     bounds = (T, inverse_temperature, extra, reach, spread)
-    shared = (own_bounds(lower_ptr, line), steps_of_rows(rows, in_bounds, line), line)
+    shared = (local_bounds(lower_ptr, line), steps_of_rows(rows, in_bounds, line), line)
 
     count = gl.full([ROWS, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([ROWS, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
