@@ -74,10 +74,11 @@ def tma_possible(*matrices: Tensor) -> bool:
 def portable_rows(device: torch.device) -> int:
     """Return the largest batch for which the portable kernel is at least as fast as Hopper's.
 
-    This is for batches that fill its tiles; see hopper_is_faster for others. Its epilogue hides behind the stream of the weight as long as the rows that it computes, a power
-    of two, are at most half of those at which the matmul takes as long as the stream: one row is
-    one operation per byte of a bf16 weight. That gives 64 on an H200 and 128 on an H100, as
-    measured (docs/results/index.md).
+    This is for batches that fill its tiles; see hopper_is_faster for others. Its epilogue hides
+    behind the stream of the weight as long as the rows that it computes, a power of two, are at
+    most half of those at which the matmul takes as long as the stream: one row is one operation per
+    byte of a bf16 weight. That gives 64 on an H200 and 128 on an H100, as measured
+    (docs/results/index.md).
     """
     balanced = operations_per_byte(device)
     if not balanced:

@@ -1,9 +1,9 @@
 """Device code of the screen: the largest lower bound of each row so far, for all programs.
 
 Any lower bound of a row's best score may prune the row's tokens, also one of another rank's token.
-So programs raise a row's bound on all ranks, after each tile, and no program waits for a bound: one
-that arrives late leaves more candidates and changes no token. With all bounds, the ranks together have
-about as many candidates as one GPU.
+So programs raise a row's bound on all ranks, after each tile. No program waits for a bound: one
+that arrives late leaves more candidates and changes no token. With all bounds, the ranks together
+have about as many candidates as one GPU.
 
 The upper half of a word is the bound. With other ranks, the lower half is the number of the step:
 the row's count of exchanged candidates (shard.exchange), which is the same on all ranks. So a word
