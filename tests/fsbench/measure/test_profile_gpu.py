@@ -29,9 +29,11 @@ pytestmark = [
 ]
 
 SHAPE = Problem(16, 1024, 32000, "bf16")
-ENTRIES = discover().values()
+BY_NAME = discover()
 AVAILABLE = [
-    entry for entry in ENTRIES if not entry.refusal(SHAPE) and entry.provider.kind is Kind.EXACT
+    entry
+    for entry in BY_NAME.values()
+    if not entry.refusal(SHAPE) and entry.provider.kind is Kind.EXACT
 ]
 
 
@@ -57,11 +59,11 @@ def test_every_kernel_has_a_class(records, name):
     assert record.status == "ok", record.reason
     assert not record.lacks
     breakdown = split(record)
-    if breakdown is None:  # neither names nor a form separate its parts: it is one kernel
-        assert record.rounds[0].n_kernels == 1 and not record.forms
+    if breakdown is None:  # neither names nor a form separate the parts of a fused kernel
+        assert record.cell.fused and not record.forms
         return
     assert breakdown.matmul_us > 0
-    if breakdown.by == "names":
+    if breakdown.method == "names":
         kernels = kernel_rows([record])
         assert not list(kernels[kernels["part"] == Part.UNKNOWN]["kernel"])
         assert breakdown.sampling_us > 0 or name == "simple_offload"  # which draws on the CPU
@@ -71,7 +73,11 @@ def test_every_kernel_has_a_class(records, name):
 def test_energy_is_within_what_the_gpu_can_draw(records, name):
     energy = records[name].energy
     watts = energy.joules / energy.seconds
-    assert 0 < energy.idle_w < watts < 1000
+    assert 0 < energy.idle_w < 1000 and 0 < watts < 1000
+    if BY_NAME[
+        name
+    ].provider.capabilities.graph_safe:  # others leave the GPU idle for most of a step
+        assert energy.idle_w < watts
     assert 0.3 < energy.seconds < 0.8
 
 

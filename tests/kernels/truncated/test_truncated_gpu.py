@@ -71,8 +71,9 @@ def drawn(hidden, weight, **arguments):
         over_all = score(hidden, weight, sample.tokens, temperature=T)
         assert torch.equal(sample.kept_logprob[fits], among.logprob[fits])
         assert torch.equal(sample.logprob[valid], over_all.logprob[valid])
-        raw = {"return_logprob": True, "return_top": 20, "logprob_temperature": 1.0}
-        raw = truncated_sample(hidden, weight, **arguments, **raw)
+        raw = truncated_sample(
+            hidden, weight, **arguments, return_logprob=True, return_top=20, logprob_temperature=1.0
+        )
         untempered = score(hidden, weight, sample.tokens)
         assert torch.equal(raw.logprob[valid], untempered.logprob[valid])
         at_one = {**arguments, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
