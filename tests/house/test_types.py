@@ -93,5 +93,16 @@ def test_errors_are_reported_wherever_they_are_and_public_calls_have_types(tmp_p
     assert revealed.split(" -> ")[-1].endswith('fsbench.kernels.launch.result.Sample]"')
 
 
+@pytest.mark.full
+def test_gpu_tests_read_fields_that_exist(tmp_path):
+    """These tests run seldom, so a renamed field would be noticed late."""
+    tests = sorted((ROOT / "tests").rglob("test_*_gpu*.py"))
+    command = [sys.executable, "-m", "mypy", "--check-untyped-defs", "--explicit-package-bases"]
+    command += ["--follow-imports", "silent", "--cache-dir", str(tmp_path), *map(str, tests)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert f"(checked {len(tests)} source files)" in done.stdout, done.stdout + done.stderr
+    assert not [line for line in done.stdout.splitlines() if line.endswith("[attr-defined]")]
+
+
 def _first_module(folder: Path) -> Path:
     return next(path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py")
