@@ -34,8 +34,9 @@ TILES_WITH_SUMS = {
 """Largest B -> tiles of calls with log-probabilities at 129 to 192 rows on an H100.
 
 With the sums in the epilogue, three warpgroups are slower there. Measured for D = 2560 and 4096 at
-129, 136, 160 and 192 rows (results/h100/logprob-tiles-20261125). An H200, which has fewer
-operations per byte, was not measured."""
+129, 136, 160 and 192 rows (_SUMS_RECORD). An H200, which has fewer operations per byte, was not
+measured."""
+_SUMS_RECORD = "results/h100/logprob-tiles-20261125"
 ROWS_WITH_SUMS = 80
 """Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one with
 log-probabilities: measured at 65, 80, 96, 112 and 127 (results/h100/logprob-tiles-20261126)."""
@@ -308,10 +309,11 @@ def explanation(
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
+    sums: bool = False,
 ) -> str:
     """Explain the choice of `config_for`: the rule, and the row of the tile shapes."""
     facts = (B, D, V, device, element_bytes)
-    chosen = config_for(*facts, by_tma, noise, kernel, config)
+    chosen = config_for(*facts, by_tma, noise, kernel, config, sums=sums)
     name = "hopper" if isinstance(chosen, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma)
     if kernel != "auto" or config is not None:
@@ -328,8 +330,10 @@ def explanation(
     else:
         most = _FEW_ROWS if element_bytes == 1 else portable_rows(device)
         reason = f"is above {most} rows" if most < B else f"is at most {most} rows"
-        if name == "hopper" and most > B:
+        if most > B and hopper_is_faster(B, device, element_bytes):
             reason = f"is less than {most} rows, which the portable kernel would compute"
+            if name == "portable":
+                reason = f"is above {ROWS_WITH_SUMS} rows, with log-probabilities"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"
@@ -338,7 +342,9 @@ def explanation(
     if element_bytes == 1 and name == "hopper":
         return f"{rule}; the tile shapes for weights of one byte"
     if name == "hopper":
-        row = hopper_row(B, D, V, device)
+        row = hopper_row(B, D, V, device, sums=sums)
+        if row.config != hopper_row(B, D, V, device).config:
+            return f"{rule}; the tile shapes for log-probabilities (record: {_SUMS_RECORD})"
     else:
         row = _row(_table(noise, element_bytes), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"

@@ -285,6 +285,7 @@ def describe(
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
     top_k: int | Tensor | None = None,
+    return_logprob: bool = False,
     why: bool = False,
 ) -> str:
     """Return the kernel and the tile shapes that `flash_sample` would use, as results record them.
@@ -295,6 +296,7 @@ def describe(
     Args:
         hidden, weight, noise, kernel, config: as in `flash_sample`.
         top_k: describe a call of `truncated_sample` with this k instead.
+        return_logprob: describe a call with log-probabilities or other sums over the vocabulary.
         why: append, after a colon, the rule and the table row that decide.
 
     Raises:
@@ -311,7 +313,8 @@ def describe(
     screened = isinstance(weight, PreparedHead)
     noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, weight_rows)
-    choice = choose(hidden, weight_rows, noise, kernel, config)
+    sums = check_flag("return_logprob", return_logprob)
+    choice = choose(hidden, weight_rows, noise, kernel, config, sums=sums)
     description = str(choice)
     if not isinstance(choice, HopperConfig):
         description += " tma" if by_tma else " pointers"
@@ -323,7 +326,9 @@ def describe(
     if not why:
         return description
     facts = (*hidden.shape, len(weight_rows), hidden.device, weight_rows.element_size())
-    reason = explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    reason = explanation(
+        *facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config, sums=sums
+    )
     return f"{description}: {reason}"
 
 

@@ -174,6 +174,28 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(gpu, B, options, expect
     assert expected in text and ("(record: " in text) == ("config" not in options)
 
 
+@pytest.mark.parametrize(
+    ("B", "expected"),
+    [
+        (80, "the hopper kernel: B = 80 is less than 128 rows, which the portable kernel would"),
+        (81, "the portable kernel: B = 81 is above 80 rows, with log-probabilities; tile shapes"),
+        (128, "the portable kernel: B = 128 is at most 128 rows"),
+        (160, "; the tile shapes for log-probabilities (record: results/h100/logprob-tiles-"),
+        (193, "; tile shapes for B <= 256"),
+    ],
+)
+def test_the_choice_with_log_probabilities_is_explained(gpu, B, expected):
+    facts = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None, "sums": True}
+    assert expected in _choice.explanation(B, 4096, 151_936, gpu(H100), **facts)
+
+
+def test_describe_knows_calls_with_log_probabilities(both, monkeypatch):
+    monkeypatch.setattr(_choice, "portable_rows", lambda device: 128)
+    matrices = torch.zeros(100, 64), torch.zeros(500, 64)
+    assert describe(*matrices) == str(HOPPER)
+    assert describe(*matrices, return_logprob=True).startswith(str(PORTABLE))
+
+
 def test_large_batches_are_cut_such_that_the_busiest_program_has_least_work(gpu):
     h200 = gpu(H200)
     two, three = HopperConfig(2, 256, 64, 4, True), HopperConfig(3, 256, 64, 4, True)
