@@ -37,7 +37,7 @@ class FlashScore(WorkspaceLaunch):
         super().__init__(problem, matrix(self._head))
         device = self._weight.device
         self._targets = torch.tensor(problem.row_targets(), device=device)
-        self.config = describe(empty_hidden(problem, device), self._head)
+        self.config = describe(empty_hidden(problem, device), self._head, return_logprob=True)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return score(hidden, self._head, self._targets, temperature=self._temperature).logprob

@@ -9,11 +9,13 @@ import pytest
 import torch
 from imitated_gpus import H100, H200, imitate_gpu
 
+from fsbench.discover import discover
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.problem import Problem
 
 PORTABLE = TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
 HOPPER = HopperConfig(1, 128, 64, 2, False)
@@ -194,6 +196,9 @@ def test_describe_knows_calls_with_log_probabilities(both, monkeypatch):
     matrices = torch.zeros(100, 64), torch.zeros(500, 64)
     assert describe(*matrices) == str(HOPPER)
     assert describe(*matrices, return_logprob=True).startswith(str(PORTABLE))
+    problem = Problem(100, 64, 500, "bf16")
+    launch = discover()["flash_score"].provider.build(problem, matrices[1].bfloat16())
+    assert launch.config.startswith(str(PORTABLE))  # what records say of score
 
 
 def test_large_batches_are_cut_such_that_the_busiest_program_has_least_work(gpu):
