@@ -95,7 +95,7 @@ def test_errors_are_reported_wherever_they_are_and_public_calls_have_types(tmp_p
 
 @pytest.mark.full
 def test_gpu_tests_read_fields_that_exist(tmp_path):
-    """These tests run seldom, so a renamed field would be noticed late."""
+    """These tests rarely run, so a renamed field would be noticed late."""
     tests = sorted((ROOT / "tests").rglob("test_*_gpu*.py"))
     command = [sys.executable, "-m", "mypy", "--check-untyped-defs", "--explicit-package-bases"]
     command += ["--follow-imports", "silent", "--cache-dir", str(tmp_path), *map(str, tests)]
