@@ -84,16 +84,16 @@ RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-20*))
 
 plots: setup
 	rm -f plots/*.png plots/*/*.png
-	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,bandwidth,breakdown,speedup --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192 called) $(foreach d,4096 8192,$(addsuffix /plain_d$(d),$(call RUNS,rivals))) --figure headline --out plots --overwrite
-	$(FSBENCH) plot $(wildcard results/h?00/sweep-2*) --figure headline --out plots/sweep --overwrite
-	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released --overwrite
-	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large called) --figure winner --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots --overwrite
-	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots --overwrite
+	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,bandwidth,breakdown,speedup --out plots
+	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192 called) $(foreach d,4096 8192,$(addsuffix /plain_d$(d),$(call RUNS,rivals))) --figure headline --out plots
+	$(FSBENCH) plot $(wildcard results/h?00/sweep-2*) --figure headline --out plots/sweep
+	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released
+	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large called) --figure winner --out plots
+	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
+	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
+	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
+	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
+	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots
 
 # Write the tables and numbers of README.md and docs/ from results/ and the code (tools/pages).
 docs: setup

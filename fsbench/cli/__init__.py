@@ -20,7 +20,6 @@ from fsbench.cli import (
     compare,
     doctor,
     e2e,
-    export,
     hotvocab,
     iomodel,
     listing,
@@ -45,11 +44,9 @@ app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
 app.command("iomodel")(iomodel.iomodel)
 app.command("report")(report.report)
-app.command("export")(export.export)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
-app.command("audit", hidden=True)(verify.verify)  # its name until 0.2
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)

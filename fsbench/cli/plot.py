@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fsbench.cli.options import FOLDER, WORDS, Formats, Results, option
-from fsbench.errors import InvalidArgument, ResultsError, unknown_name
+from fsbench.errors import ResultsError, unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +24,6 @@ def plot(
         str | None, option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all.")
     ] = None,
     formats: Formats = "png",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace figures that git tracks.")
-    ] = False,
 ) -> None:
     """Draw the figures of every configuration in the results.
 
@@ -43,8 +37,7 @@ def plot(
     --figure, the reason is printed.
 
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
-    last (below one folder, the last by name), and a speedup is always from one run. A figure that
-    git tracks is replaced only with --overwrite.
+    last (below one folder, the last by name), and a speedup is always from one run.
     """
     from fsbench.cli.result_frames import measured_results
     from fsbench.e2e.records import STEPS, read
@@ -96,8 +89,6 @@ def plot(
             reports.append(f"{'kept' if before == path.read_bytes() else word} {path}")
         return reports
 
-    if not overwrite:
-        _require_untracked(folder, [path for name, stem, _ in plans for path in paths(name, stem)])
     files = 0
     for report in drawn([partial(written, *plan) for plan in plans]):
         files += sum(not line.startswith("no ") for line in report)
@@ -116,22 +107,3 @@ def _chosen(option: str, text: str, allowed: Collection[str]) -> list[str]:
         if name not in allowed:
             raise unknown_name(option, name, allowed)
     return names
-
-
-def _require_untracked(folder: Path, paths: Sequence[Path]) -> None:
-    """Raise InvalidArgument if git tracks one of these files of a folder."""
-    names = [path.name for path in paths if path.is_file()]
-    if not names:
-        return
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--", *names]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
-        return
-    tracked = [name for name in done.stdout.split("\0") if name]
-    if tracked:
-        more = f" and {len(tracked) - 1} more files" if len(tracked) > 1 else ""
-        raise InvalidArgument(
-            f"--out: {folder}: git tracks {tracked[0]}{more}, which would be replaced; "
-            "choose another folder, or pass --overwrite"
-        )

@@ -14,28 +14,15 @@ def report(
 ) -> None:
     """Write one self-contained HTML page per GPU, and an index with a verdict for each.
 
-    A page has figures, sortable tables, and a history of cells that several commits measured.
-    Records of verify get a page, and records of planted bugs another.
+    A page has figures and sortable tables.
     """
     from fsbench.cli.result_frames import by_time, measured_results
-    from fsbench.errors import ResultsError
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment
-    from fsbench.records.verdicts import read_verdicts
-    from fsbench.report.audit import audited
-    from fsbench.report.html import audit_pages, index_page, pages
+    from fsbench.report.html import index_page, pages
 
-    judged, _ = audited(read_verdicts(path for path in results if path.is_dir()))
-    made = list(audit_pages(judged))
-    try:
-        folders = by_time(results)
-    except ResultsError:
-        if not judged:
-            raise
-        folders = []
-    if folders:
-        environments = {folder: read_environment(folder) for folder in folders}
-        made = [*pages(measured_results(folders), environments), *made]
+    environments = {folder: read_environment(folder) for folder in by_time(results)}
+    made = list(pages(measured_results(list(environments)), environments))
     texts = {"index": index_page(card for *_, card in made)}
     texts |= {name: text for name, text, _ in made}
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""`fsbench verify`, also called `audit`: check samplers and what they claim."""
+"""`fsbench verify`: check samplers and what they claim."""
 
 from __future__ import annotations
 

@@ -56,12 +56,6 @@ class Audited:
     claims: str
     findings: tuple[Finding, ...]
     lines: tuple[_Line, ...]
-    source: str = ""
-
-    @property
-    def planted(self) -> bool:
-        """Whether a file in tests/ defines it, as a bug that the checks must find."""
-        return "tests" in self.source.split("/")
 
     @property
     def checks(self) -> int:
@@ -78,17 +72,13 @@ class Audited:
         """The worst severity of its findings; `clean` without findings."""
         return max((each.severity for each in self.findings), key=_RANKS.index, default="clean")
 
-    def rows(self, repeated: bool = False) -> Iterator[tuple[str, ...]]:
-        """Yield a row of the table per finding, or one `clean` row.
-
-        Args:
-            repeated: repeat the columns of the sampler in each row.
-        """
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row of the table per finding, or one `clean` row."""
         head = (self.sampler, self.package, self.on, self.claims)
         for finding in self.findings:
             command = f"{finding.command} ({finding.seconds:.0f} s)"
             yield (*head, finding.severity, finding.check, finding.seen, command)
-            head = head if repeated else ("", "", "", "")
+            head = "", "", "", ""
         if not self.findings:
             yield (*head, "clean", f"{self.checks} checks", f"{self.draws:.2g} draws", "")
 
@@ -141,9 +131,9 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
         if line["verdict"] != "ok"
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
-    sampler, package, on, claims, source = key
+    sampler, package, on, claims, _ = key
     lines = tuple(line for line, _ in checks)
-    return Audited(sampler, package, on, claims, tuple(findings), lines, source)
+    return Audited(sampler, package, on, claims, tuple(findings), lines)
 
 
 def _severity(line: _Line) -> str:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from fsbench.provider import Kind
 from fsbench.records.stats import LEVEL
-from fsbench.report.audit import HEADINGS, Audited
 from fsbench.report.figures.catalog import plain, planned
 from fsbench.report.figures.configuration import speedups
 from fsbench.report.figures.parallel import drawn
@@ -59,30 +58,6 @@ def pages(
         yield name, *_page(name, measured, looks, environments)
 
 
-def audit_pages(samplers: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the pages of the audit: one of samplers, one of planted bugs; see `pages`."""
-    samplers = list(samplers)
-    for name, title, planted in (
-        ("audit", "Audit of samplers", False),
-        ("planted", "Planted bugs, and what finds them", True),
-    ):
-        same = [each for each in samplers if each.planted is planted]
-        if not same:
-            continue
-        rows = [
-            {"cells": [_cell(text) for text in row], "bound": False}
-            for each in same
-            for row in each.rows(repeated=True)
-        ]
-        table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
-        part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
-        source = "By the records of fsbench verify; docs/results/audit.md says how to read it."
-        text = _rendered(title=title, parts=[{**part, "conditions": source, "figure": None}])
-        wrong = len({each.sampler for each in same if each.severity in ("bias", "defect")})
-        verdict = f"{wrong} of {len({each.sampler for each in same})} samplers failed a check."
-        yield name, text, {"name": name, "title": title, "verdict": verdict, "figure": None}
-
-
 def index_page(cards: Iterable[dict[str, Any]]) -> str:
     """Return the index: a verdict, a figure and a link for each page."""
     return _rendered(title="fsbench results", cards=list(cards), parts=[])
@@ -112,10 +87,6 @@ def _page(
     figures = list(zip(plans, drawn(drawings), strict=True))
     of_each = {stem: figure for (kind, stem, _), figure in figures if kind == "runtime"}
     overview = [figure for (kind, *_), figure in figures if figure and kind != "runtime"]
-    when = {
-        str(folder): (_short("utc", record.get("utc")), _short("git_sha", record.get("git_sha")))
-        for folder, record in runs.items()
-    }
     title = f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}"
     verdict = verdict_in_words(measured)
     text = _rendered(
@@ -132,7 +103,7 @@ def _page(
             {
                 "title": each.heading,
                 "conditions": each.conditions,
-                "tables": [_times(each), *_speedups(each), *_history(each, when)],
+                "tables": [_times(each), *_speedups(each)],
                 "figure": of_each.get(each.stem),
             }
             for each in measured
@@ -175,31 +146,6 @@ def _inline(name: str, drawing: Callable[[], Figure | None]) -> dict[str, str] |
     with mpl.rc_context({"svg.fonttype": "none"}):
         data = base64.b64encode(encoded(figure, "svg")).decode()
     return {"name": name, "source": f"data:image/svg+xml;base64,{data}"}
-
-
-def _history(
-    configuration: Configuration, when: dict[str, tuple[str, str]]
-) -> list[dict[str, Any]]:
-    """Return a table of the cells that several commits measured, a column per run, or no table.
-
-    Args:
-        when: folder -> (time in UTC, commit).
-    """
-    ok = configuration.rows[configuration.rows.status == "ok"]
-    ok = ok.assign(commit=ok.folder.map({folder: commit for folder, (_, commit) in when.items()}))
-    ok = ok[ok.groupby(["provider", "b"]).commit.transform("nunique") > 1]
-    order = sorted((*when[folder], folder) for folder in ok.folder.unique())
-    rows = []
-    for (provider, B), same in ok.groupby(["provider", "b"], sort=False):
-        times = same.drop_duplicates("folder", keep="last").set_index("folder").median_us
-        recorded = [float(times[folder]) for *_, folder in order if folder in times]
-        texts = [f"{times[folder]:.1f}" if folder in times else "" for *_, folder in order]
-        cells = [configuration.label(provider), str(B), *texts, f"{recorded[-1] / recorded[0]:.3f}"]
-        rows.append({"cells": [_cell(text) for text in cells], "bound": False})
-    headings = [f"{utc} {commit}" for utc, commit, _ in order]
-    title = "History: median time by run and commit, µs"
-    table = {"title": title, "headings": ["sampler", "B", *headings, "last / first"], "rows": rows}
-    return [table] if rows else []
 
 
 def _times(configuration: Configuration) -> dict[str, Any]:

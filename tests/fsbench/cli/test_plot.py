@@ -1,7 +1,5 @@
 """`fsbench plot` on results folders as `fsbench run` leaves them."""
 
-import subprocess
-
 import pytest
 from cells import cell
 from typer.testing import CliRunner
@@ -70,21 +68,6 @@ def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
         assert f"no {name} figure for h200_d64_v1000: not measured" in result.stdout
     assert "no scaling figure: one number of GPUs was measured" in result.stdout
     assert _names(tmp_path / "a" / "plots") == ["runtime_h200_d64_v1000.png"]
-
-
-def test_figures_that_git_tracks_are_replaced_only_with_overwrite(tmp_path):
-    _results(tmp_path / "a")
-    out = tmp_path / "figures"
-    _plot(tmp_path / "a", "--out", out, "--figure", "runtime,bandwidth")
-    for words in (["init", "-q"], ["add", "runtime_h200_d64_v1000.png"]):
-        subprocess.run(["git", "-C", str(out), *words], check=True)
-    tracked = out / "runtime_h200_d64_v1000.png"
-    tracked.write_bytes(b"committed")
-    with pytest.raises(InvalidArgument, match=f"git tracks {tracked.name}, .* pass --overwrite"):
-        _plot(tmp_path / "a", "--out", out)
-    assert tracked.read_bytes() == b"committed" and len(_names(out)) == 3
-    _plot(tmp_path / "a", "--out", out, "--figure", "bandwidth")
-    assert f"replaced {tracked}" in _plot(tmp_path / "a", "--out", out, "--overwrite").stdout
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cells import results_row
-from tree import H200, ROOT
+from tree import H200
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -93,47 +93,8 @@ def test_sections_are_named_by_what_they_show(rows):
     assert headings[-1] == "Runs (1)"
 
 
-def test_a_cell_of_several_commits_has_a_history(rows):
-    """Runs are sorted by time; a second run of one commit is not shown."""
-    earlier = [
-        row("ours", 1, 90.0, fused=True, folder="run-6"),
-        row("ours", 8, 9.0, folder="run-8"),
-    ]
-    runs = {
-        Path("somewhere/run-7"): ENVIRONMENT,
-        Path("run-6"): {"utc": "2026-01-01T10:20:30+00:00", "git_sha": "abcdefghi"},
-        Path("run-8"): ENVIRONMENT,
-    }
-    ((_, text, _),) = pages(pd.DataFrame(rows + earlier), runs)
-    table = text.split("History")[1].split("</table>")[0]
-    assert "2026-01-01 10:20 abcdefg</button></th><th><button>2026-01-02 0123456" in table
-    cells = re.findall("<td>(.*?)</td>", table)
-    assert cells == ["&lt;ours&gt;", "1", "90.0", "100.0", "1.111"]
-    assert "History" not in page_of(rows)
-
-
 def report(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
-
-
-def test_records_of_verify_are_a_page(tmp_path):
-    (tmp_path / "verify").mkdir()
-    for name in ("multinomial", "greedy"):
-        shutil.copy(RESULTS / "verify" / f"{name}.jsonl", tmp_path / "verify")
-    done = report(tmp_path / "verify", "--out", tmp_path)
-    assert done.stdout == f"wrote {tmp_path}/index.html\nwrote {tmp_path}/audit.html\n"
-    text = (tmp_path / "audit.html").read_text()
-    assert "<h1>Audit of samplers</h1>" in text and "Medians" not in text
-    assert text.count("<td>multinomial</td>") == 4
-    assert "NVIDIA H200, bf16, T = 1" in text and "clean" in text
-
-
-def test_planted_bugs_have_a_page_of_their_own(tmp_path):
-    shutil.copytree(ROOT / "results/cpu/audit-20261123", tmp_path / "audit")
-    report(tmp_path / "audit", "--out", tmp_path)
-    audit, planted = ((tmp_path / f"{name}.html").read_text() for name in ("audit", "planted"))
-    assert "SGLang 35697" in planted and "SGLang 35697" not in audit
-    assert "flashinfer" not in planted
 
 
 @pytest.mark.full
