@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fsbench.measure.plan import Job
-    from fsbench.measure.time_left import TimeLeft
     from fsbench.records.cell import CellRecord
 
 HEARTBEAT_S = 8.0
@@ -104,9 +103,7 @@ class Progress:
         self._task = self._bar.add_task("", total=1, cells=0, left="")
         self._cells = (0, 0)
         self._left = self._activity = ""
-        self._estimated_end: float | None = None
-        self._is_run = False
-        self._started = time.monotonic()
+        self._first: tuple[float, float] | None = None  # time and cells of the first report
         self._heartbeat = Heartbeat(
             lambda line: console.print(line, soft_wrap=True),
             lambda: f"{self._count()} {self._activity}   {self._left}",
@@ -127,40 +124,25 @@ class Progress:
             self._bar.stop()
 
     def announce(self, job: Job, preset: str) -> None:
-        """Print what will be measured, on what, and about how long it takes."""
+        """Print what will be measured, and on what."""
         from fsbench.machine import hardware
-        from fsbench.measure.time_left import seconds_of_records
 
-        self._is_run = True
         plan = job.plan
         gpus = hardware.gpus()
         where = gpus[0].name if job.device == "cuda" and gpus else hardware.cpu_name()
         cells = len(plan.problems) * len(plan.providers)
-        line = (
+        self._print(
             f"{cells} cells: {len(plan.providers)} samplers x {len(plan.problems)} problems of "
-            f"preset {preset} on {where}; "
+            f"preset {preset} on {where}"
         )
-        seconds = seconds_of_records(where, job.device, preset, cells)
-        if seconds is None:
-            line += "the time left is known after the first cell"
-        else:
-            self._estimated_end = time.monotonic() + seconds
-            line += f"about {duration(seconds)}, as in an earlier run on such a machine"
-        self._print(line)
         if job.device == "cpu" and preset == "smoke":
             self._print("for a real LM head on this CPU: fsbench run --preset cpu (some minutes)")
         self._cells, self._activity = (0, cells), "importing torch"
 
-    def report(
-        self, done: float, total: int, activity: str, time_left: TimeLeft | None = None
-    ) -> None:
+    def report(self, done: float, total: int, activity: str) -> None:
         """Show progress, see `Recorder.report`; the bar appears with the first call."""
-        self._left = ""
-        if time_left:
-            about = "about " if time_left.is_guess else ""
-            self._left = f"{about}{duration(time_left.seconds)} left"
-        elif (seconds := self._estimate(done, total)) is not None:
-            self._left = f"about {duration(seconds)} left"
+        seconds = self._estimate(done, total)
+        self._left = "" if seconds is None else f"about {duration(seconds)} left"
         self._cells, self._activity = (int(done + 1e-6), total), activity  # done is a sum of parts
         if self._is_silent:
             return
@@ -168,7 +150,7 @@ class Progress:
         fields: dict[str, Any] = {"cells": self._cells[0], "left": self._left}
         self._bar.update(self._task, completed=done, total=total, description=activity, **fields)
 
-    def finished(self, record: CellRecord, seconds: float) -> None:
+    def finished(self, record: CellRecord) -> None:
         """Print a line: the cell, its median time or status, and the time left."""
         from fsbench.records.summary import row
 
@@ -180,16 +162,15 @@ class Progress:
         self._print(f"{self._count()} {record.cell.provider}  {shape}  {result}   {self._left}")
 
     def _estimate(self, done: float, total: int) -> float | None:
-        """Return the seconds left by an earlier run's record or, in tuning, by the parts done.
+        """Return the seconds left, as if all cells take as long as those since the first report.
 
-        A run is not extrapolated from its start: imports and verification happen once.
+        None until a tenth is done: imports, compilation and verification come first.
         """
         now = time.monotonic()
-        if self._estimated_end and now < self._estimated_end:
-            return self._estimated_end - now
-        if self._is_run or done < total / 10:
+        began, before = self._first = self._first or (now, done)
+        if total <= before or done - before < (total - before) / 10:
             return None
-        return (now - self._started) * (total - done) / done
+        return (now - began) * (total - done) / (done - before)
 
     def _count(self) -> str:
         done, total = self._cells

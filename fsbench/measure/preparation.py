@@ -266,11 +266,11 @@ class Preparation:
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
         times = self.recorder.times
-        times.enter("gate", cell)
+        times.enter("gate")
         self._gate_check(provider, cell)
-        times.enter("first call", cell)
+        times.enter("first call")
         launch, facts = self._build(provider, inputs)
-        times.enter("check", cell)
+        times.enter("check")
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
@@ -279,7 +279,7 @@ class Preparation:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(other != tokens for other in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
-        times.enter("capture", cell)
+        times.enter("capture")
         facts["config"] = _config(launch)
         forms: dict[str, Callable[[], object]] = {}
         lacks: dict[str, str] = {}

@@ -18,8 +18,8 @@ from fsbench.errors import (
 from fsbench.machine.device_state import require_live_device
 from fsbench.measure.distributed import Team
 from fsbench.measure.gate import GateKey
+from fsbench.measure.phase_times import PhaseTimes
 from fsbench.measure.process_state import SpoiledProcess
-from fsbench.measure.time_left import PhaseTimes, TimeLeft
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 
@@ -35,21 +35,21 @@ class Recorder:
     """Reports progress, and turns an error of a sampler into a status of its cell.
 
     store: rank 0 writes to it; other ranks have a replica.
-    report: called with (cells done, cells in all, activity, time left or None); a cell at work
-        counts as a part of one.
+    report: called with (cells done, cells in all, activity); a cell at work counts as a part of
+        one.
     begin: called with a cell before work on it begins.
-    finished: called with a cell that is finished, and its seconds.
+    finished: called with a cell that is finished.
     troubled: called with (status, reason) of a failure of this rank.
     verified: called with each new result of the gate.
     gate: failed checks of samplers, "" if they passed.
-    times: seconds by cell and phase.
+    times: seconds by phase.
     team: the ranks that measure together, if there are several.
     """
 
     store: Store
-    report: Callable[[float, int, str, TimeLeft | None], None] = _ignore
+    report: Callable[[float, int, str], None] = _ignore
     begin: Callable[[Cell], None] = _ignore
-    finished: Callable[[Cell, float], None] = _ignore
+    finished: Callable[[Cell], None] = _ignore
     troubled: Callable[[str, str], None] = _ignore
     verified: Callable[[GateKey, str], None] = _ignore
     gate: dict[GateKey, str] = field(default_factory=dict)
@@ -65,11 +65,10 @@ class Recorder:
         self.total, self.parts = total, parts
         self._done = total - len(cells)
         self._remaining = dict.fromkeys(cells, parts)
-        self.times.expect(self._remaining)
 
     def enter(self, cell: Cell, activity: str, phase: str) -> None:
         """Begin a phase of a cell: report the activity, and record that the cell is at work."""
-        self.times.enter(phase, cell)
+        self.times.enter(phase)
         self.show(cell, activity)
         self.begin(cell)
 
@@ -78,15 +77,15 @@ class Recorder:
         problem = cell.problem
         shape = f"B={problem.B} D={problem.D} V={problem.V}"
         done = min(self._done, self.total)
-        self.report(done, self.total, f"{shape}: {cell.label}{activity}", self.times.remaining)
+        self.report(done, self.total, f"{shape}: {cell.label}{activity}")
 
     def finish(self, cell: Cell) -> None:
         """Count a cell as finished."""
         if cell in self._remaining:
             self._done += self._remaining.pop(cell) / self.parts
-            self.times.finish(self._remaining)
+            self.times.enter("other")
             self.show(cell, "")
-            self.finished(cell, self.times.total(cell))
+            self.finished(cell)
 
     def part(self, cell: Cell, activity: str, phase: str, work: Callable[[], T]) -> T | None:
         """Do a part of a cell; return None if it failed, on this rank or another.

@@ -24,7 +24,6 @@ from fsbench.measure import loops
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparation import Contender, Preparation, work_list
 from fsbench.measure.recorder import Recorder
-from fsbench.measure.time_left import TimeLeft
 from fsbench.problem import Problem
 from fsbench.records.cell import Host, Loop, Round
 from fsbench.timers import Timer, gpu
@@ -71,7 +70,7 @@ class Runner:
             self._measure(*preparation.ready(batch))  # no reference is kept: memory is freed
             for _, cell in batch.samplers:
                 recorder.finish(cell)
-        recorder.report(recorder.total, recorder.total, "done", TimeLeft(0.0))
+        recorder.report(recorder.total, recorder.total, "done")
 
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)

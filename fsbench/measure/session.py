@@ -101,7 +101,7 @@ class Session:
         recorder = Recorder(store, begin=store.begin)
         if rank == 0:
             recorder.report = report.report
-            recorder.finished = lambda cell, s: report.finished(store.record(cell), s)
+            recorder.finished = lambda cell: report.finished(store.record(cell))
         job = replace(self.job, plan=replace(self.job.plan, providers=[], last=store.interrupted))
         runner = ready_runner(job, rank, "env://", recorder)
         assert recorder.team is not None

@@ -188,8 +188,7 @@ class _Attempt:
         if kind == "progress":
             self.report.report(*value)
         elif kind == "finished":
-            cell, seconds = value
-            self.report.finished(self.open_store().record(cell), seconds)
+            self.report.finished(self.open_store().record(value[0]))
         else:
             self.open_store().note_time({**value[0], "ahead": self.ahead})
 

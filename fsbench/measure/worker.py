@@ -16,11 +16,11 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
 from fsbench.measure.distributed import Team
+from fsbench.measure.phase_times import PhaseTimes
 from fsbench.measure.plan import Job
 from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.measure.server import end_with_server
-from fsbench.measure.time_left import PhaseTimes, TimeLeft
 from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store
 from fsbench.timers import gpu, make_timer
@@ -29,13 +29,11 @@ from fsbench.timers import gpu, make_timer
 class Report(Protocol):
     """Shows the progress of a run."""
 
-    def report(
-        self, done: float, total: int, activity: str, time_left: TimeLeft | None = None
-    ) -> None:
+    def report(self, done: float, total: int, activity: str) -> None:
         """Show progress, see `Recorder.report`."""
 
-    def finished(self, record: CellRecord, seconds: float) -> None:
-        """Show a finished cell and the seconds it took."""
+    def finished(self, record: CellRecord) -> None:
+        """Show a finished cell."""
 
 
 def ready_runner(job: Job, rank: int, meet: str, recorder: Recorder) -> Runner:
@@ -93,7 +91,7 @@ def main(job: Job, rank: int, meet: str, pipe: Connection) -> None:
             report=lambda *progress: send("progress", *progress) if is_first else None,
             begin=lambda cell: ask("cell", cell) if is_first else None,
             troubled=lambda *trouble: send("trouble", *trouble),
-            finished=lambda *cell: send("finished", *cell) if is_first else None,
+            finished=lambda cell: send("finished", cell) if is_first else None,
             verified=lambda *verdict: send("verified", *verdict) if is_first else None,
             gate=dict(job.gate),
             times=PhaseTimes(since=job.began),
