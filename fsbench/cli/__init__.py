@@ -60,7 +60,7 @@ def _samplers() -> Iterable[str]:
     return discover()
 
 
-NAMES |= dict.fromkeys(("--provider", "--sampler", "--fused"), _samplers)
+NAMES |= dict.fromkeys(("--provider", "--sampler"), _samplers)
 
 
 def _print_version(is_given: bool) -> None:

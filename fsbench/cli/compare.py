@@ -37,12 +37,6 @@ def compare(
             metavar=f"[{'|'.join(published.GPUS)}]",
         ),
     ] = None,
-    fused: Annotated[
-        str | None,
-        option(
-            "--fused", WORD, "With --paper: our sampler to be compared with the paper's kernel."
-        ),
-    ] = None,
     within: Annotated[
         float | None,
         option(
@@ -68,9 +62,7 @@ def compare(
     --paper: our speedups over the paper's baselines, compared with the published ones.
     """
     if paper is not None:
-        failed = _with_paper(results, paper, fused, within, fail_on)
-    elif fused is not None:
-        raise InvalidArgument("--fused: expected together with --paper; got it alone")
+        failed = _with_paper(results, paper, within, fail_on)
     elif len(results) != 2:
         raise InvalidArgument(
             f"RESULTS: expected two runs, or --paper; got {len(results)} and no --paper"
@@ -113,29 +105,19 @@ def _only_run(path: Path) -> Path:
 
 
 def _with_paper(
-    paths: list[Path], gpu: str, fused: str | None, within: float | None, fail_on: str | None
+    paths: list[Path], gpu: str, within: float | None, fail_on: str | None
 ) -> list[str]:
     """Print the comparison; return a text for each cell that --fail-on rejects."""
     from fsbench.cli import comparing
     from fsbench.cli.result_frames import read_results
     from fsbench.report import against_paper as paper
-    from fsbench.report import logits_store
     from fsbench.report.tables import configurations
 
     margin = paper.WITHIN if within is None else within
     limit = fail_limit(fail_on, "worse", margin)
-    fused = fused or published.source()["fused"]["provider"]
-    every = configurations(read_results(paths))
-    shares = [(one, table) for one in every if len(table := paper.shares(one, fused))]
-    stores = [(one, table) for one in every if len(table := logits_store.overhead(one))]
-    compared = paper.compare(every, gpu, fused, needed=not shares and not stores)
-    comparing.print_sources(gpu, fused)
-    if compared:
-        comparing.print_speedups(compared, gpu, margin)
-    comparing.print_shares(shares)
-    comparing.print_stores(stores)
-    if compared:
-        comparing.print_summary([cells for _, cells in compared], margin)
+    compared = paper.compare(configurations(read_results(paths)), gpu)
+    comparing.print_speedups(compared, gpu, margin)
+    comparing.print_summary([cells for _, cells in compared], margin)
     return [
         f"Table {cell.table}, B = {cell.b}, vs {cell.method}: {cell.ratio:.3f} of the paper's"
         for _, cells in compared

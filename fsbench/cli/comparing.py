@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
-from fsbench.cli.tables import print_table, records, split
+from fsbench.cli.tables import print_table
 from fsbench.records.stats import LEVEL
 from fsbench.report import against_paper
 from fsbench.report import compare as runs
@@ -85,26 +85,14 @@ def _name(cell: pd.Series) -> str:
     return f"{cell.provider}, B = {cell.b}, D = {cell.d}, V = {cell.v}"
 
 
-def print_sources(gpu: str, fused: str) -> None:
-    """Print the paper's reference, and our sampler for each of its methods."""
-    source = published.source()
-    print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
-    print(f"  {gpu.upper()}; {source['measuring']}\n")
-    fused_source = source["fused"]
-    note = fused_source["note"] if fused == fused_source["provider"] else "chosen with --fused"
-    print("The paper's methods, and which samplers of ours are compared with them:")
-    print(f"  {fused_source['method']}: {fused} ({note})")
-    for method, entry in source["baselines"].items():
-        print(f"  {method}: {entry['provider']} ({entry['note']})")
-
-
 def print_speedups(
     compared: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
 ) -> None:
     """Print the result of `against_paper.compare`."""
     baselines = published.source()["baselines"]
     for configuration, cells in compared:
-        _print_configuration(f"Table {cells['table'].iloc[0]}, {gpu.upper()}", configuration)
+        print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
+        print(f"  {configuration.conditions}\n")
         columns = [
             *(("vs", "{method:<}"), ("B", "{b}")),
             *((f"ours [{LEVEL:.0%}]", "{ours:.2f} [{lo:.2f}, {hi:.2f}]"), ("paper", "{paper:.2f}")),
@@ -115,34 +103,6 @@ def print_speedups(
         missing = [name for name in baselines if name not in set(cells["method"])]
         if missing:
             print(f"not in these results: {', '.join(missing)}")
-
-
-def _print_configuration(table: str, configuration: Configuration) -> None:
-    print(f"\n{table}; ours: {configuration.title}\n  {configuration.conditions}\n")
-
-
-def print_shares(shares_by_configuration: list[tuple[Configuration, pd.DataFrame]]) -> None:
-    """Print the results of `against_paper.shares`."""
-    for configuration, shares in shares_by_configuration:
-        _print_configuration(f"Table 1, {published.source()['table']['1']}", configuration)
-        columns = [
-            *(("sampler", "{method:<}"), ("B", "{b}"), ("ours, %", "{ours:.1f}")),
-            *(("paper, %", "{paper:.1f}"), ("split by", "{split_by:<}")),
-        ]
-        shares = shares.assign(split_by=shares["split_by"].map(split))
-        print_table(columns, shares.to_dict("records"))
-
-
-def print_stores(overheads: list[tuple[Configuration, pd.DataFrame]]) -> None:
-    """Print the results of `logits_store.overhead`."""
-    for configuration, table in overheads:
-        _print_configuration(f"Table 9, {published.source()['table']['9']}", configuration)
-        columns = [
-            *(("B", "{b}"), ("2B/D, %", "{predicted_pct:.2f}")),
-            (f"ours, % [{LEVEL:.0%}]", "{measured_pct:.2f} [{lo_pct:.2f}, {hi_pct:.2f}]"),
-            ("paper, %", "{paper_pct:.1f}"),
-        ]
-        print_table(columns, records(table.reset_index()))
 
 
 def print_summary(tables: list[pd.DataFrame], margin: float) -> None:

@@ -14,9 +14,8 @@ from enum import StrEnum
 import pandas as pd
 
 from fsbench import paper
-from fsbench.errors import ResultsError, unknown_name
+from fsbench.errors import ResultsError
 from fsbench.paper import tables
-from fsbench.provider import Kind
 from fsbench.report.tables import Configuration
 
 WITHIN = 0.05
@@ -98,47 +97,19 @@ def spread(table: pd.DataFrame) -> float:
     return float((ratios.max() / ratios.min()).max() - 1)
 
 
-def shares(configuration: Configuration, fused: str) -> pd.DataFrame:
-    """Return sampling as a share of kernel time, ours and that of the paper's Table 1, in percent.
-
-    The paper used another GPU (an RTX 3090) and does not name the LM head it profiled.
-
-    Returns:
-        Columns b, method, provider, ours, split_by (results.csv) and paper. Empty if no cell of
-        Table 1 was measured.
-    """
-    source = paper.source()
-    names = {source["fused"]["method"]: fused}
-    names |= {method: entry["provider"] for method, entry in source["baselines"].items()}
-    columns = ["provider", "b", "matmul_us", "sampling_us", "other_us", "split_by"]
-    rows = configuration.measured.reindex(columns=columns)
-    rows = rows[rows["matmul_us"].notna()]
-    whole = rows["matmul_us"] + rows["sampling_us"] + rows["other_us"]
-    rows = rows.assign(ours=100 * rows["sampling_us"] / whole)
-    table = tables.table(1)
-    table = table.assign(provider=table["method"].map(names), paper=table["sampling_pct"])
-    both = table.merge(rows, on=["provider", "b"])
-    return both[["b", "method", "provider", "ours", "split_by", "paper"]]
-
-
 def compare(
-    configurations: Iterable[Configuration], gpu: str, fused: str, needed: bool = True
+    configurations: Iterable[Configuration], gpu: str
 ) -> list[tuple[Configuration, pd.DataFrame]]:
     """Return (configuration, its `cells`) for each configuration that is in the paper.
 
-    Args:
-        needed: raise if no configuration is in the paper.
-
     Raises:
-        ResultsError: no configuration is in the paper, and `needed`.
+        ResultsError: no configuration is in the paper.
     """
     configurations = list(configurations)
-    fused_names = {name for one in configurations for name in one.providers(Kind.EXACT, fused=True)}
-    if fused not in fused_names and fused_names:
-        raise unknown_name("--fused", fused, fused_names)
+    fused = paper.source()["fused"]["provider"]
     compared = [(one, cells(one, gpu, fused)) for one in configurations]
     compared = [(one, table) for one, table in compared if len(table)]
-    if not compared and needed:
+    if not compared:
         shapes = " or ".join(
             f"D = {shape['d']}, V = {shape['v']}" for shape in paper.source()["speedups"].values()
         )

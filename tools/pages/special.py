@@ -42,7 +42,7 @@ def methods() -> str:
     """Return the sampler of fsbench for each method of the paper."""
     facts = paper.source()
     fused = facts["fused"]
-    rows = [[fused["method"], f"`{fused['provider']}`, or what `--fused` names", fused["note"]]]
+    rows = [[fused["method"], f"`{fused['provider']}`", fused["note"]]]
     rows += [
         [name, f"`{baseline['provider']}`", baseline["note"]]
         for name, baseline in facts["baselines"].items()

@@ -117,8 +117,6 @@ def test_options_that_do_not_fit_each_other_are_named(two_runs):
             InvalidArgument, match=rf"expected two runs, or --paper; got {len(runs)}"
         ):
             _compare(*runs)
-    with pytest.raises(InvalidArgument, match="--fused: expected together with --paper"):
-        _compare(*two_runs, "--fused", "one")
     with pytest.raises(InvalidArgument, match="--fail-on: expected worse or worse:3% here"):
         _compare(two_runs[0], "--paper", "h200", "--fail-on", "slow:3%")
 
@@ -176,38 +174,8 @@ def test_committed_runs_of_one_commit_are_the_same():
     assert "36 cells in both: 0 FAST, 0 SLOW, 36 SAME, 0 AMBIGUOUS" in result.stdout
 
 
-def test_another_fused_sampler_is_named_in_the_output(tmp_path):
+def test_a_run_without_the_fused_sampler_is_refused(tmp_path):
     provider = paper.source()["baselines"]["FI1"]["provider"]
     run = _run(tmp_path / "run", {(provider, 1): 139.0})
     with pytest.raises(ResultsError, match=f"expected bf16, .*, {FUSED} and one of"):
         _compare(run, "--paper", "h200")
-    store = Store.resume(run, {"gpu": "NVIDIA H200"})
-    store.append_round(_cell("mine", 1, fused=True), 0, Round([100.0] * 8))
-    store.close()
-    with pytest.raises(InvalidArgument, match=f"--fused: expected one of mine; got '{FUSED}'"):
-        _compare(run, "--paper", "h200")
-    text = _compare(run, "--paper", "h200", "--fused", "mine").stdout
-    assert "FlashSampling: mine (chosen with --fused)" in text
-    assert "1 cells: 1 agree" in text
-    assert "The baselines of one table" not in text  # there is one
-
-
-def test_tables_1_and_9_beside_what_was_measured(tmp_path):
-    """A run of the fused kernel with and without its store, and nothing of Tables 4 and 5."""
-    source = paper.source()
-    fused, stored = source["fused"]["provider"], source["stored"]["provider"]
-    store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200"})
-    for name, time in ((fused, 400.0), (stored, 420.0)):
-        cell = _cell(name, 64, fused=name == fused)
-        kernel = dict(sum_us=[time] * 8, kernels={name: time})
-        store.append_round(cell, 0, Round([time] * 8, **kernel))
-        if name == fused:
-            kernel = dict(sum_us=[380.0] * 8, kernels={name: 380.0})
-            store.append_form(cell, "matmul", 0, Round([380.0] * 8, **kernel))
-    store.close()
-    done = _compare(tmp_path / "run", "--paper", "h200")
-    assert done.exit_code == 0
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["FlashSampling", "64", "5.0", "6.0", "difference", "to", "matmul", "form"] in lines
-    assert ["64", "3.12", "5.00", "[5.00,", "5.00]", "4.8"] in lines
-    assert "Table 1, share of matmul" in done.stdout and "Table 9, overhead" in done.stdout

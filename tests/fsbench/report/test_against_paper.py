@@ -13,7 +13,6 @@ from fsbench.report.against_paper import (
     cells,
     cells_over_ranks,
     compare,
-    shares,
     spread,
 )
 from fsbench.report.tables import configurations
@@ -114,7 +113,7 @@ def test_several_gpus_compared_with_table_6():
 def test_what_the_paper_did_not_measure_is_not_compared(change):
     configuration = only(_as_published("h200", **change))
     assert cells(configuration, "h200", FUSED).empty
-    assert len(compare([configuration, only(_as_published("h200"))], "h200", FUSED)) == 1
+    assert len(compare([configuration, only(_as_published("h200"))], "h200")) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,33 +131,10 @@ def test_what_the_paper_did_not_measure_is_not_compared(change):
 def test_results_without_a_cell_of_the_paper_are_refused(rows, message):
     measured = configurations(pd.DataFrame(rows))
     with pytest.raises(ResultsError, match=message):
-        compare(measured, "h200", FUSED)
-    assert compare(measured, "h200", FUSED, needed=False) == []
+        compare(measured, "h200")
 
 
 def test_two_measuring_conditions_are_two_tables():
     rows = _as_published("h200") + _as_published("h200", factor=2.0, graph=False)
-    tables = compare(configurations(pd.DataFrame(rows)), "h200", FUSED)
+    tables = compare(configurations(pd.DataFrame(rows)), "h200")
     assert sorted(round(table["ratio"].mean(), 6) for _, table in tables) == [1.0, 2.0]
-
-
-def _parts(provider, b, matmul, sampling, other, split="names", **changes):
-    parts = dict(matmul_us=matmul, sampling_us=sampling, other_us=other, split_by=split)
-    return _row(provider, b, 100.0, **parts, **changes)
-
-
-def test_the_share_of_sampling_compared_with_table_1():
-    rows = [
-        _parts(FUSED, 64, 95.0, 5.0, 0.0, "matmul", fused=True),
-        _parts(BASELINES["FI2"], 64, 80.0, 15.0, 5.0),
-        _parts(BASELINES["FI2"], 2, 80.0, 15.0, 5.0),  # a B that Table 1 does not have
-        _parts(BASELINES["FI1"], 64, 80.0, 15.0, 5.0),  # a method that it does not have
-        _parts(BASELINES["Multinomial"], 64, None, None, None, None),
-    ]
-    assert shares(only(rows), FUSED).to_numpy().tolist() == [
-        [64, "FlashSampling", FUSED, 5.0, "matmul", 6.0],
-        [64, "FI2", BASELINES["FI2"], 15.0, "names", 11.4],
-    ]
-    other = _parts("other", 1, 99.0, 1.0, 0.0, "greedy", fused=True)
-    assert shares(only([other]), "other")["ours"].tolist() == [1.0]
-    assert shares(only(_as_published("h200")), FUSED).empty
