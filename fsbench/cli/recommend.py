@@ -82,10 +82,6 @@ def recommend(
         str | None,
         option("--logits", DISTRIBUTION, "Default: the distribution with the most cells."),
     ] = None,
-    memory: Annotated[
-        float | None,
-        option("--memory", number(0), "Most GB in addition to weight and hidden."),
-    ] = None,
     results: Annotated[
         list[Path] | None,
         option(
@@ -123,22 +119,19 @@ def recommend(
         n for n, each in samplers.items() if has_public_call(each, entries[n].source, problem)
     }
     able = {name for name in public if not missing[name]}
-    configurations, sizes = _measured(results, slug, problem, logits)
+    measured, sizes = _measured(results, slug, problem, logits)
     facts: dict[str, Any] = {
         "needs": required,
         "advice": [],
         "unmeasured": _unmeasured(batches, []),
     }
-    if configurations:
-        measured = configurations[0]
+    if measured:
         forced = {n: s.call for n, s in samplers.items() if s.call in samplers and n != s.call}
-        most_bytes = float("inf") if memory is None else memory * 1e9
-        advice = advise(measured, able, most_bytes, public, forced)
+        advice = advise(measured, able, public, forced)
         advice = [each for each in advice if each.b in batches]
         if not advice:
             raise ResultsError(
-                f"recommend: no sampler that can do {', '.join(required) or 'this'} "
-                f"{'' if memory is None else f'in {memory:g} GB in addition to the weight '}was "
+                f"recommend: no sampler that can do {', '.join(required) or 'this'} was "
                 f"measured at these batch sizes; results have B = {_numbers(measured.measured.b)}"
             )
         names = measured.providers(measured.drawn)
@@ -151,7 +144,6 @@ def recommend(
             "cannot": {name: missing[name] for name in names if missing.get(name)},
             "no_public_call": _faster_without_call(measured, advice, set(samplers) - public),
             "deviates": _deviations(samplers, best),
-            "elsewhere": _other_conditions(configurations, samplers, able, bool(required)),
             "calls": {n: calls(samplers[n], entries[n].source, problem, required) for n in best},
         }
     else:
@@ -198,37 +190,10 @@ def _faster_without_call(
     return {str(name): same.b.unique().tolist() for name, same in rows.groupby("provider")}
 
 
-def _other_conditions(
-    configurations: list[Configuration],
-    samplers: dict[str, Provider],
-    able: set[str],
-    with_filters: bool,
-) -> dict[str, str]:
-    """Return samplers that were not measured in the first configuration -> option that finds them.
-
-    Args:
-        with_filters: mention public calls that were measured with filters only.
-    """
-    first, *others = configurations
-    absent = able - set(first.providers(first.drawn))
-    options = {
-        name: "filters, as --top-p 0.9"
-        for name in samplers
-        if with_filters and samplers[name].call and samplers[name].kind is Kind.TRUNCATED
-    }
-    options |= {
-        name: f"--logits {each.rows.logits.iloc[0]}"
-        for each in others
-        if each.rows.logits.iloc[0] != first.rows.logits.iloc[0]
-        for name in each.providers(each.drawn)
-    }
-    return {name: option for name, option in options.items() if name in absent}
-
-
 def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
-) -> tuple[list[Configuration], list[str]]:
-    """Return configurations that fit a problem, graph replays first; and all measured sizes."""
+) -> tuple[Configuration | None, list[str]]:
+    """Return the configuration of a problem, of graph replays if there are; and all sizes."""
     from fsbench.cli.result_frames import by_time, read_results
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below, shipped_results
@@ -254,8 +219,8 @@ def _measured(
         for _, row in first_rows
         if row.gpu == slug
     }
-    fitting.sort(key=lambda each: each[:2], reverse=True)
-    return [each for _, _, each in fitting], sorted(sizes)
+    best = max(fitting, key=lambda each: each[:2], default=(False, 0, None))
+    return best[2], sorted(sizes)
 
 
 def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
@@ -381,7 +346,6 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         "not exact": [f"{name}, {error}" for name, error in facts["deviates"].items()],
         "nothing else was measured": [f"B = {_numbers(alone)}"] if alone else [],
         "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
-        "not in these runs": [f"{n}: {option}" for n, option in facts["elsewhere"].items()],
     }
     for heading, items in notes.items():
         if items:

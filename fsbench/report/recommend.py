@@ -68,7 +68,6 @@ _Run = list[_Timing]
 def recommend(
     configuration: Configuration,
     candidates: Collection[str],
-    most_bytes: float = math.inf,
     others: Collection[str] = (),
     forced: Mapping[str, str] | None = None,
 ) -> list[Advice]:
@@ -81,7 +80,6 @@ def recommend(
     Args:
         candidates: names of providers. `flash_sampling_store` is excluded; it exists to measure the
             cost of the store.
-        most_bytes: samplers with more peak_extra_bytes at a B are excluded at this B.
         others: names of providers that can be the alternative if no candidate can.
         forced: provider that forces one kernel of a public call -> provider that makes the call as
             users do. If both were measured, the latter counts.
@@ -95,7 +93,7 @@ def recommend(
     has_both = rows.fused.nunique() > 1
     by_b: dict[int, _Run] = {}
     for row in rows.itertuples():
-        is_candidate = row.provider in candidates and not row.extra_bytes > most_bytes
+        is_candidate = row.provider in candidates
         if is_candidate or row.provider in others:
             timing = _Timing(
                 row.provider,
