@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING
 
 from fsbench.e2e.models import PLAIN
@@ -11,7 +10,7 @@ from fsbench.e2e.records import read
 from fsbench.e2e.summary import is_reference, summary
 from fsbench.paper.tables import table
 from fsbench.records.disk import write_into
-from fsbench.records.sheet import as_csv, markdown_table
+from fsbench.records.sheet import as_csv, filled, markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,21 +117,12 @@ def _by_sampler(
     lines = []
     for B, group in rows.groupby("b"):
         texts = {
-            row.label: "".join(_text(row, each) for each in templates)
+            row.label: "".join(filled(each, row) for each in templates)
             for _, row in group.iterrows()
         }
         cells = [texts.get(label, "") for label in labels]
         lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in more.values())])
     return markdown_table(["B", *labels, *more], lines)
-
-
-def _text(row: pd.Series, template: str) -> str:
-    """Return the first of the templates, separated by " || ", whose values a row has; else ""."""
-    for each in template.split(" || "):
-        names = [name for _, name, _, _ in Formatter().parse(each) if name]
-        if row[names].notna().all():
-            return each.format(**row)
-    return ""
 
 
 def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
@@ -158,6 +148,6 @@ def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
 def _by_case(rows: pd.DataFrame, columns: dict[str, str]) -> str:
     """Return a table with a row per case, ordered by B, without columns that are empty."""
     ordered = [row for _, row in rows.sort_values("b", kind="stable").iterrows()]
-    cells = {name: [_text(row, each) for row in ordered] for name, each in columns.items()}
-    filled = {name: texts for name, texts in cells.items() if any(texts)}
-    return markdown_table(list(filled), [list(row) for row in zip(*filled.values(), strict=True)])
+    cells = {name: [filled(each, row) for row in ordered] for name, each in columns.items()}
+    kept = {name: texts for name, texts in cells.items() if any(texts)}
+    return markdown_table(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])

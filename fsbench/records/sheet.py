@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 import pandas as pd
@@ -28,6 +29,23 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     """Return a Markdown table, all columns aligned to the right, with escaped texts."""
     lines = [headings, ["---:"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
+
+
+def filled(templates: str, row: Mapping[str, Any], missing: str = "") -> str:
+    """Return the first of the formats, separated by " || ", of which a row has all values.
+
+    Args:
+        missing: the text if a row has the values of none.
+    """
+    for template in templates.split(" || "):
+        if not any(pd.isna(row[name]) for name in shown_names(template)):
+            return template.format_map(row)
+    return missing
+
+
+def shown_names(template: str) -> set[str]:
+    """Return the names of the values that a format shows."""
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
 def escaped(text: str) -> str:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -35,6 +34,7 @@ from typing import Any
 
 import pandas as pd
 
+from fsbench.records.sheet import filled, shown_names
 from pages import computed
 from pages.blocks import RESULTS, listed, source, span, table
 
@@ -166,30 +166,6 @@ def _name(parts: Iterable[Any]) -> str:
     return re.sub(r"\W", "_", "_".join(map(str, parts)))
 
 
-class _Missing(Exception):
-    """Raised for a cell that shows a value that the record lacks."""
-
-
-class _Cell(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if not isinstance(value, str) and pd.isna(value):
-            raise _Missing
-        return str(super().format_field(value, format_spec))
-
-
-def _filled(templates: str, row: dict[str, Any], missing: str) -> str:
-    for template in templates.split(" || "):
-        try:
-            return _Cell().vformat(template, (), row)
-        except _Missing:
-            continue
-    return missing
-
-
-def _shows(template: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
-
-
 def made_table(name: str) -> str:
     """Return the Markdown of a table and its source line."""
     spec, frame = _spec("table", name), rows_of("table", name)
@@ -203,7 +179,7 @@ def made_table(name: str) -> str:
     columns = {
         head.removeprefix("?"): form
         for head, form in spec["columns"].items()
-        if not (head.startswith("?") and _shows(form) - set(frame))
+        if not (head.startswith("?") and shown_names(form) - set(frame))
     }
     if "across" in spec:
         heads, rows = _across(frame, columns, spec)
@@ -211,7 +187,7 @@ def made_table(name: str) -> str:
         missing = spec.get("missing", "")
         heads = list(columns)
         rows = [
-            [_filled(form, row, missing) for form in columns.values()]
+            [filled(form, row, missing) for form in columns.values()]
             for row in frame.to_dict("records")
         ]
     text = table(heads, rows, left=spec.get("left", 1))
@@ -242,8 +218,8 @@ def _across(
     ]
     rows: dict[tuple[str, ...], dict[tuple[Any, ...], list[str]]] = {}
     for row in frame.to_dict("records"):
-        key = tuple(_filled(form, row, missing) for form in columns.values())
-        cells = [_filled(form, row, missing) for form in spec["cells"].values()]
+        key = tuple(filled(form, row, missing) for form in columns.values())
+        cells = [filled(form, row, missing) for form in spec["cells"].values()]
         rows.setdefault(key, {})[tuple(row[name] for name in across)] = cells
     none = [missing] * len(spec["cells"])
     order = list(groups.itertuples(index=False, name=None))
