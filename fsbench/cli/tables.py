@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
@@ -55,6 +56,12 @@ def _cell(form: str, row: Mapping[str, Any]) -> str:
         return form.format_map(row)
     except TypeError:  # None takes no format
         return "-"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame by column, with None for a missing value."""
+    rows = frame.to_dict("records")
+    return [{name: None if v != v else v for name, v in row.items()} for row in rows]
 
 
 def split(method: str) -> str:
