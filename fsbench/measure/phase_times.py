@@ -36,7 +36,7 @@ class PhaseTimes:
         self._since = clock() if since is None else since
 
     def enter(self, phase: str) -> None:
-        """Begin a phase."""
+        """Begin a phase, which ends the one before."""
         now = self._clock()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now

@@ -32,10 +32,10 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def filled(templates: str, row: Mapping[str, Any], missing: str = "") -> str:
-    """Return the first of the formats, separated by " || ", of which a row has all values.
+    """Fill the first of the formats, separated by " || ", whose values a row has.
 
     Args:
-        missing: the text if a row has the values of none.
+        missing: the text if there is none.
     """
     for template in templates.split(" || "):
         if not any(pd.isna(row[name]) for name in shown_names(template)):
