@@ -40,12 +40,17 @@ class Roof:
     tflops: float
     source: str
 
-    def floor_us(self, work: Traffic) -> float:
+    def floor_us(self, work: Traffic, one_byte: bool = False) -> float:
         """Least time of the fused step, microseconds.
 
         The bf16 rate bounds fp32 problems too: fp32 matmuls are never faster.
+
+        Args:
+            one_byte: Whether the weight has one byte a number. Matmuls of two such operands run at
+                up to twice the bf16 rate.
         """
-        return max(work.fused_bytes / self.tb_per_s, work.flops / self.tflops) / 1e6
+        rate = self.tflops * (2 if one_byte else 1)
+        return max(work.fused_bytes / self.tb_per_s, work.flops / rate) / 1e6
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def floor_us(problem: Problem, gpu_name: str) -> float | None:
     '' (a CPU) has no floor.
     """
     gpu = find_gpu(gpu_name)
-    return gpu.datasheet.floor_us(traffic(problem)) if gpu else None
+    return gpu.datasheet.floor_us(traffic(problem), bool(problem.weights)) if gpu else None
 
 
 @cache

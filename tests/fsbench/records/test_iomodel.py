@@ -1,5 +1,7 @@
 """The I/O cost model against numbers worked out by hand and against the paper's tables."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from tree import H200
@@ -48,7 +50,10 @@ def test_floor_is_bandwidth_at_small_batches_and_compute_at_large_ones():
     assert iomodel.floor_us(small, "NVIDIA H200") == pytest.approx(by_hand)
     assert by_hand == pytest.approx(259.3, abs=0.05)
     large = Problem(1024, 4096, 151936)
-    assert iomodel.floor_us(large, "h200") == pytest.approx(2 * 1024 * 4096 * 151936 / 989e12 * 1e6)
+    by_rate = 2 * 1024 * 4096 * 151936 / 989e12 * 1e6
+    assert iomodel.floor_us(large, "h200") == pytest.approx(by_rate)
+    quantized = replace(large, weights="fp8")  # torch's scaled matmul has operands of 8 bits
+    assert iomodel.floor_us(quantized, "h200") == pytest.approx(by_rate / 2)
 
 
 @pytest.mark.parametrize("name", ["", "NVIDIA H100 PCIe", "Radeon"])
