@@ -1,6 +1,6 @@
 """Lists that follow from the code: commands, options, arguments, capabilities, columns, presets.
 
-fsbench/records/words.toml describes columns and fields; a name without a description, or a
+tools/pages/words.toml describes columns and fields; a name without a description, or a
 description without a name, is an error.
 """
 
@@ -77,8 +77,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 
 @cache
 def _words() -> dict[str, dict[str, str]]:
-    path = ROOT / "fsbench/records/words.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return tomllib.loads((ROOT / "tools/pages/words.toml").read_text(encoding="utf-8"))
 
 
 def _cell(text: str) -> str:
