@@ -25,11 +25,16 @@ from fsbench.problem import DTYPES, Problem
 
 @dataclass(frozen=True)
 class Traffic:
-    """Least work of one decode step on one GPU: HBM bytes of each approach, FLOPs of both."""
+    """Least work of one decode step on one GPU: HBM bytes of each approach, FLOPs of both.
+
+    one_byte: whether the weight has one byte a number. Matmuls of two such operands run at up to
+        twice the bf16 rate.
+    """
 
     baseline_bytes: int
     fused_bytes: int
     flops: int
+    one_byte: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,12 @@ class Roof:
     tflops: float
     source: str
 
-    def floor_us(self, work: Traffic, one_byte: bool = False) -> float:
+    def floor_us(self, work: Traffic) -> float:
         """Least time of the fused step, microseconds.
 
         The bf16 rate bounds fp32 problems too: fp32 matmuls are never faster.
-
-        Args:
-            one_byte: Whether the weight has one byte a number. Matmuls of two such operands run at
-                up to twice the bf16 rate.
         """
-        rate = self.tflops * (2 if one_byte else 1)
+        rate = self.tflops * (2 if work.one_byte else 1)
         return max(work.fused_bytes / self.tb_per_s, work.flops / rate) / 1e6
 
 
@@ -71,7 +72,7 @@ def traffic(problem: Problem) -> Traffic:
     size = DTYPES[problem.dtype]
     B, D, V = problem.B, problem.D, -(-problem.V // problem.tp)
     fused = size * (V * D + D * B + B) - ((size - 1) * V * D if problem.weights else 0)
-    return Traffic(fused + size * 2 * V * B, fused, 2 * B * D * V)
+    return Traffic(fused + size * 2 * V * B, fused, 2 * B * D * V, bool(problem.weights))
 
 
 def predicted_speedup(problem: Problem) -> float:
@@ -92,7 +93,7 @@ def floor_us(problem: Problem, gpu_name: str) -> float | None:
     '' (a CPU) has no floor.
     """
     gpu = find_gpu(gpu_name)
-    return gpu.datasheet.floor_us(traffic(problem), bool(problem.weights)) if gpu else None
+    return gpu.datasheet.floor_us(traffic(problem)) if gpu else None
 
 
 @cache
