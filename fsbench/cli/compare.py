@@ -116,6 +116,7 @@ def _with_paper(
     margin = paper.WITHIN if within is None else within
     limit = fail_limit(fail_on, "worse", margin)
     compared = paper.compare(configurations(read_results(paths)), gpu)
+    comparing.print_sources(gpu)
     comparing.print_speedups(compared, gpu, margin)
     comparing.print_summary([cells for _, cells in compared], margin)
     return [

@@ -85,6 +85,19 @@ def _name(cell: pd.Series) -> str:
     return f"{cell.provider}, B = {cell.b}, D = {cell.d}, V = {cell.v}"
 
 
+def print_sources(gpu: str) -> None:
+    """Print the paper's reference, and our sampler for each of its methods."""
+    source = published.source()
+    print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
+    print(f"  {gpu.upper()}; {source['measuring']}\n")
+    print("The paper's methods, and which samplers of ours are compared with them:")
+    for method, entry in {
+        source["fused"]["method"]: source["fused"],
+        **source["baselines"],
+    }.items():
+        print(f"  {method}: {entry['provider']} ({entry['note']})")
+
+
 def print_speedups(
     compared: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
 ) -> None:

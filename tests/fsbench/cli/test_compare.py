@@ -137,6 +137,9 @@ def test_a_run_beside_the_paper(beside_the_paper):
     result = _compare(beside_the_paper, "--paper", "h200")
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0].startswith(f"Paper: {paper.source()['title']}")
+    assert "are not stated" in lines[1]  # what the paper does not say of its measurements
+    assert f"FlashSampling: {FUSED} (our own Triton kernel" in result.stdout
     assert "Table 4, H200; ours: NVIDIA H200, D = 4,096, V = 151,936" in lines
     assert "Multinomial 1 1.35 [1.35, 1.35] 1.35 1.000 agrees" in lines
     assert "FI1 1 1.25 [1.25, 1.25] 1.39 0.900 worse" in lines
