@@ -35,7 +35,7 @@ def filled(templates: str, row: Mapping[str, Any], missing: str = "") -> str:
     """Fill the first of the formats, separated by " || ", whose values a row has.
 
     Args:
-        missing: the text if there is none.
+        missing: the text if each format shows a value that the row lacks.
     """
     for template in templates.split(" || "):
         if not any(pd.isna(row[name]) for name in shown_names(template)):
