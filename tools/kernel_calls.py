@@ -27,6 +27,7 @@ from fsbench.kernels import (
     TokenHistory,
     VocabShard,
 )
+from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.warming.offline import CHIPS, Chip
 from fsbench.problem import Problem
 from fsbench.provider import Provider, Shard
@@ -190,6 +191,12 @@ def filtered() -> Iterator[Call]:
     }
     for name, arguments in cases.items():
         yield Call(f"truncated B=64 {name}", partial(_truncated, 64, arguments))
+    tiles = {"config": HopperConfig(2, 128, 64, 7, False)}  # an H100's, with stored logits
+    for name in ("k = 50", "kept"):
+        yield Call(
+            f"truncated B=256 {name}",
+            partial(_truncated, 256, lambda B, name=name: {**cases[name](B), **tiles}),
+        )
 
 
 def _truncated(B: int, arguments: Callable[[int], dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from fsbench.integrations.draw import Draw, LogprobRequest, Rows
 from fsbench.integrations.routing import MOST_LOGPROBS, Need
 from fsbench.kernels import Penalties, TokenHistory
 
-SIZES = (1, 2, 3, 5, 9, 17, 33, 64, 65, 128, 129, 193, 257, 513, 769)
+SIZES = (1, 2, 3, 5, 9, 17, 33, 64, 65, 128, 129, 193, 256, 257, 513, 769)
 """Batch sizes whose kernels cover those of all batch sizes, which a test checks."""
 
 _TOP_K = 20  # of rows with filters; only Draw.screens makes kernels depend on it

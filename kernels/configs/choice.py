@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,21 +27,70 @@ NO_ADDRESS = (
     "hidden, weight: expected tensors with memory; got one without, as inside "
     "torch.vmap: give all rows as one hidden [B, D]"
 )
-TILES_WITH_SUMS = {
-    160: HopperConfig(2, 128, 64, 7, False),
-    192: HopperConfig(2, 256, 64, 4, True),
-}
-"""Largest B -> tiles of calls with log-probabilities at 129 to 192 rows on an H100.
-
-With the sums in the epilogue, three warpgroups are slower there. Measured for D = 2560 and 4096 at
-129, 136, 160 and 192 rows (_SUMS_RECORD). An H200, which has fewer operations per byte, was not
-measured."""
-_SUMS_RECORD = "results/h100/logprob-tiles-20261125"
-ROWS_WITH_SUMS = 80
-"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one with
-log-probabilities: measured at 65, 80, 96, 112 and 127 (results/h100/logprob-tiles-20261126)."""
 _USUAL_ROWS = 64  # portable_rows without known clocks
 _FEW_ROWS = 32  # up to which the portable kernel is faster with weights of one byte
+
+
+class Epilogue(NamedTuple):
+    """What the epilogue of a launch does besides drawing; each part takes registers and time.
+
+    processed: it adds a bias or applies a mask. sums: it sums over the vocabulary, for
+    log-probabilities. stored: it stores the logits, for filters or ranks.
+    """
+
+    processed: bool = False
+    sums: bool = False
+    stored: bool = False
+
+    def __str__(self) -> str:
+        return " and ".join(["log-probabilities"] * self.sums + ["stored logits"] * self.stored)
+
+
+DRAW = Epilogue()
+"""The epilogue of a plain call."""
+
+
+class TilesFor(NamedTuple):
+    """Tile shapes for `first` to `last` rows, up to max_d hidden columns."""
+
+    first: int
+    last: int
+    max_d: int
+    config: HopperConfig
+
+
+_TWO, _TWO_WIDE = HopperConfig(2, 128, 64, 7, False), HopperConfig(2, 256, 64, 4, True)
+TILES_FOR = {
+    Epilogue(sums=True): (
+        TilesFor(129, 160, 6144, _TWO),
+        TilesFor(161, 192, 6144, _TWO_WIDE),
+        TilesFor(256, 256, 2560, _TWO),
+        TilesFor(257, 320, 4096, _TWO_WIDE),
+    ),
+    Epilogue(stored=True): (
+        TilesFor(129, 192, 8192, HopperConfig(3, 128, 64, 5, False)),
+        TilesFor(208, 256, 8192, _TWO),
+    ),
+    Epilogue(sums=True, stored=True): (
+        TilesFor(129, 192, 8192, _TWO_WIDE),
+        TilesFor(200, 256, 8192, _TWO),
+        TilesFor(257, 320, 2560, _TWO_WIDE),
+    ),
+}
+"""Tile shapes of an H100 that are faster than those of plain calls, by what the epilogue does.
+
+With sums, three warpgroups are slower. Two blocks of 128 rows with tiles of 128 tokens are slow if
+the second block has much less to store than the first: from 129 to 200 rows. Measured for D = 2560,
+4096 and, where logits are stored, 8192 (TILES_RECORD). An H200, which has fewer operations per
+byte, was not measured."""
+TILES_RECORD = "results/h100/tile-shapes-20261127"
+MOST_ROWS_FOR = {
+    Epilogue(sums=True): 80,
+    Epilogue(stored=True): 96,
+    Epilogue(sums=True, stored=True): ROWS,
+}
+"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by what the
+epilogue does (TILES_RECORD); plain calls are faster by it at all of them."""
 
 
 @cache
@@ -88,7 +137,7 @@ def portable_rows(device: torch.device) -> int:
 
 
 def hopper_is_faster(
-    B: int, device: torch.device, element_bytes: int = 2, sums: bool = False
+    B: int, device: torch.device, element_bytes: int = 2, epilogue: Epilogue = DRAW
 ) -> bool:
     """Return whether the Hopper kernel is the faster one for B rows.
 
@@ -97,13 +146,14 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261126, results/h100/sweep-20261126).
 
-    Args:
-        sums: As in `choose`; see ROWS_WITH_SUMS.
+    With sums or stored logits it is faster at fewer of these rows (MOST_ROWS_FOR).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
     most = portable_rows(device)
-    last = ROWS_WITH_SUMS if sums and most > ROWS else most - 1
+    last = most - 1
+    if most > ROWS:
+        last = MOST_ROWS_FOR.get(epilogue._replace(processed=False), last)
     return most < B or most // 2 < B <= last
 
 
@@ -132,24 +182,22 @@ def default_config(
 
 
 @cache
-def hopper_row(
-    B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
-) -> Row:
+def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue = DRAW) -> Row:
     """Return the row of the Hopper kernel's tile shapes, before blocks are split.
 
     Beyond the last bucket, batches are cut into blocks of rows such that the busiest program has
-    least work.
-
-    Args:
-        narrow, sums: As in `choose`. Up to the rows of three warpgroups, `narrow` narrows tiles.
+    least work. With a bias or a mask, tiles of up to 192 rows are narrow, since wide tiles of three
+    warpgroups spill, and those of two, up to 128 rows, are slower, too (by 6 % at 128 rows); wider
+    batches are not cut.
     """
     row = _row("hopper", B, D, device)
-    if narrow and B <= 3 * ROWS:
-        return row._replace(config=row.config.narrowed())
-    if sums and not narrow and D <= 6144 and portable_rows(device) > ROWS and B > 2 * ROWS:
-        tiles = next((TILES_WITH_SUMS[most] for most in TILES_WITH_SUMS if most >= B), row.config)
-        row = row._replace(config=tiles)
-    if narrow or hopper.BUCKETS[-1] >= B:
+    if epilogue.processed:
+        return row._replace(config=row.config.narrowed()) if B <= 3 * ROWS else row
+    if portable_rows(device) > ROWS:
+        for tiles in TILES_FOR.get(epilogue, ()):
+            if tiles.first <= B <= tiles.last and tiles.max_d >= D:
+                return row._replace(config=tiles.config, record=TILES_RECORD)
+    if hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)
     cut = min(row.config.cuts(), key=lambda config: config.busiest(B, V, programs))
@@ -157,10 +205,10 @@ def hopper_row(
 
 
 def hopper_config(
-    B: int, D: int, V: int, device: torch.device, narrow: bool = False, sums: bool = False
+    B: int, D: int, V: int, device: torch.device, epilogue: Epilogue = DRAW
 ) -> HopperConfig:
     """Return the config of hopper_row."""
-    config: HopperConfig = hopper_row(B, D, V, device, narrow, sums).config
+    config: HopperConfig = hopper_row(B, D, V, device, epilogue).config
     return config
 
 
@@ -177,11 +225,11 @@ def blocks_are_split(B: int, D: int, V: int, device: torch.device, element_bytes
 
 
 def _hopper_wins(
-    B: int, D: int, V: int, device: torch.device, element_bytes: int, sums: bool = False
+    B: int, D: int, V: int, device: torch.device, element_bytes: int, epilogue: Epilogue = DRAW
 ) -> bool:
     """Return whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
     split = blocks_are_split(B, D, V, device, element_bytes)
-    return split or hopper_is_faster(B, device, element_bytes, sums)
+    return split or hopper_is_faster(B, device, element_bytes, epilogue)
 
 
 def _table(noise: str, element_bytes: int) -> str:
@@ -215,8 +263,7 @@ def choose(
     noise: str,
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
-    narrow: bool = False,
-    sums: bool = False,
+    epilogue: Epilogue = DRAW,
 ) -> TileConfig | HopperConfig:
     """Return the config to launch with; its type decides the kernel.
 
@@ -224,11 +271,7 @@ def choose(
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster).
         config: A config of that kernel; with "auto" it decides the kernel.
-        narrow: Whether the call has a bias or a mask. Then the Hopper kernel needs
-            more registers: wide tiles of three warpgroups spill, and wide tiles of two, up to 128
-            rows, are slower, too (by 6 % at 128 rows).
-        sums: Whether the call returns log-probabilities or other sums over the vocabulary; see
-            TILES_WITH_SUMS.
+        epilogue: What the launch does besides drawing.
 
     Raises:
         InvalidArgument: The Hopper kernel is requested and cannot run, or fp8 on such a GPU.
@@ -237,7 +280,7 @@ def choose(
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
     facts = (*hidden.shape, len(weight), hidden.device, weight.element_size())
-    return config_for(*facts, by_tma, noise, kernel, config, narrow, sums)
+    return config_for(*facts, by_tma, noise, kernel, config, epilogue)
 
 
 @cache
@@ -262,8 +305,7 @@ def config_for(
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
-    narrow: bool = False,
-    sums: bool = False,
+    epilogue: Epilogue = DRAW,
 ) -> TileConfig | HopperConfig:
     """Return the config of `choose` for the facts that it depends on."""
     reason = why_not_hopper(device, by_tma)
@@ -271,7 +313,7 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     use_hopper = kernel == "hopper" or isinstance(config, HopperConfig)
     if not use_hopper and not reason and noise != "token":  # token noise was not timed on it
-        use_hopper = _hopper_wins(B, D, V, device, element_bytes, sums)
+        use_hopper = _hopper_wins(B, D, V, device, element_bytes, epilogue)
     if isinstance(config, HopperConfig):
         _check_fits(config, B, element_bytes)
     if kernel == "portable" or reason or not use_hopper:
@@ -280,7 +322,7 @@ def config_for(
         return config
     if element_bytes == 1:
         return ONE_BYTE if B <= ROWS else MANY_ROWS
-    config = hopper_config(B, D, V, device, narrow, sums)
+    config = hopper_config(B, D, V, device, epilogue)
     return replace(config, split=blocks_are_split(B, D, V, device))
 
 
@@ -309,11 +351,11 @@ def explanation(
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
-    sums: bool = False,
+    epilogue: Epilogue = DRAW,
 ) -> str:
     """Explain the choice of `config_for`: the rule, and the row of the tile shapes."""
     facts = (B, D, V, device, element_bytes)
-    chosen = config_for(*facts, by_tma, noise, kernel, config, sums=sums)
+    chosen = config_for(*facts, by_tma, noise, kernel, config, epilogue)
     name = "hopper" if isinstance(chosen, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma)
     if kernel != "auto" or config is not None:
@@ -333,7 +375,8 @@ def explanation(
         if most > B and hopper_is_faster(B, device, element_bytes):
             reason = f"is less than {most} rows, which the portable kernel would compute"
             if name == "portable":
-                reason = f"is above {ROWS_WITH_SUMS} rows, with log-probabilities"
+                last = MOST_ROWS_FOR[epilogue._replace(processed=False)]
+                reason = f"is above {last} rows, with {epilogue}"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"
@@ -342,9 +385,9 @@ def explanation(
     if element_bytes == 1 and name == "hopper":
         return f"{rule}; the tile shapes for weights of one byte"
     if name == "hopper":
-        row = hopper_row(B, D, V, device, sums=sums)
-        if row.config != hopper_row(B, D, V, device).config:
-            return f"{rule}; the tile shapes for log-probabilities (record: {_SUMS_RECORD})"
+        row = hopper_row(B, D, V, device, epilogue)
+        if row.record == TILES_RECORD:
+            return f"{rule}; the tile shapes for {epilogue} (record: {row.record})"
     else:
         row = _row(_table(noise, element_bytes), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"

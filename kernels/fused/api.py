@@ -24,7 +24,7 @@ from fsbench.kernels.checks.values import (
     check_noise,
     check_screened_noise,
 )
-from fsbench.kernels.configs.choice import choose, explanation, tma_possible
+from fsbench.kernels.configs.choice import Epilogue, choose, explanation, tma_possible
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -313,8 +313,8 @@ def describe(
     screened = isinstance(weight, PreparedHead)
     noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, weight_rows)
-    sums = check_flag("return_logprob", return_logprob)
-    choice = choose(hidden, weight_rows, noise, kernel, config, sums=sums)
+    epilogue = Epilogue(sums=check_flag("return_logprob", return_logprob), stored=filtered)
+    choice = choose(hidden, weight_rows, noise, kernel, config, epilogue)
     description = str(choice)
     if not isinstance(choice, HopperConfig):
         description += " tma" if by_tma else " pointers"
@@ -327,7 +327,7 @@ def describe(
         return description
     facts = (*hidden.shape, len(weight_rows), hidden.device, weight_rows.element_size())
     reason = explanation(
-        *facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config, sums=sums
+        *facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config, epilogue=epilogue
     )
     return f"{description}: {reason}"
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.configs.choice import Epilogue, choose
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -103,8 +103,7 @@ class FusedLaunch:
             request.noise,
             kernel,
             config,
-            changes_logits(request),
-            self.needs_masses,
+            Epilogue(changes_logits(request), self.needs_masses, stride > 0),
         )
         tokens = self.V if shard is None else shard.num_tokens
         ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks

@@ -64,6 +64,4 @@ class TruncatedLaunch(CallLaunch):
         filters, penalties = filters_of(problem, device), penalties_of(problem, device)
         head = prepare_head(weight) if screened else weight
         super().__init__(truncated_sample, problem, head, penalties=penalties, **filters)
-        if screened:
-            hidden = empty_hidden(problem, device)
-            self.config = describe(hidden, head, top_k=filters["top_k"])
+        self.config = describe(empty_hidden(problem, device), head, top_k=filters["top_k"])

@@ -29,7 +29,6 @@ from fsbench.kernels.launch.heads import PreparedHead
 from fsbench.kernels.launch.request import (
     Filters,
     Request,
-    changes_logits,
     checked_request,
     raw_logits,
 )
@@ -176,7 +175,7 @@ def truncated_sample(
         check_penalties(penalties, B, device)
         # Penalties change the logits after they are stored, so a draw before that is not used.
         request = request._replace(noise="none")
-    choice = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
+    choose(hidden, weight, request.noise, kernel, config)  # raises if the config cannot run
     empty = partial(torch.empty, device=device)
     sample = TruncatedSample(
         empty(B, dtype=torch.int64),
@@ -199,7 +198,7 @@ def truncated_sample(
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
-        truncated.launch.launch(request, choice, filters, penalties, sample, logprob_request)
+        truncated.launch.launch(request, config, filters, penalties, sample, logprob_request)
     else:
         _by_reference(request, filters, penalties, sample, logprob_request)
     return sample

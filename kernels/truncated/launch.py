@@ -106,7 +106,7 @@ PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 
 def launch(
     request: Request,
-    choice: TileConfig | HopperConfig,
+    config: TileConfig | HopperConfig | None,
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
@@ -121,7 +121,7 @@ def launch(
     only_tokens = penalties is None and all(x is None for x in sample[2:])
     groups = stride_for(V) // GROUP.value
     if not any(launches_for(filters, B, groups, only_tokens=only_tokens, tested=False)):
-        fused.launch.launch(request, "auto", choice, Sample(sample.tokens, sample.valid))
+        fused.launch.launch(request, "auto", config, Sample(sample.tokens, sample.valid))
         return
     stored = allocate(B, V, device, largest=True)
     logz = None
@@ -129,7 +129,7 @@ def launch(
     if needs_mass and penalties is None and logprob_request is None:  # both would change log Z
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
-    masses = fused.launch.launch(request, "auto", choice, out, stored)
+    masses = fused.launch.launch(request, "auto", config, out, stored)
     finish(request, stored, filters, penalties, sample, masses, logprob_request)
 
 

@@ -13,12 +13,14 @@ from fsbench.discover import discover
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
+from fsbench.kernels.configs.choice import Epilogue
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.problem import Problem
 
 PORTABLE = TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
 HOPPER = HopperConfig(1, 128, 64, 2, False)
+PROCESSED, SUMS, STORED = (Epilogue(**{part: True}) for part in Epilogue._fields)
 
 
 @pytest.fixture
@@ -49,8 +51,8 @@ def test_the_number_of_rows_decides(both, monkeypatch):
     _choice.config_for.cache_clear()
     assert [chosen(B) for B in (33, 64, 128)] == 3 * [PORTABLE]
     assert [chosen(B) for B in (65, 127, 129)] == 3 * [HOPPER]
-    assert [chosen(B, sums=True) for B in (65, 80, 129)] == 3 * [HOPPER]
-    assert [chosen(B, sums=True) for B in (81, 127)] == 2 * [PORTABLE]
+    assert [chosen(B, epilogue=SUMS) for B in (65, 80, 129)] == 3 * [HOPPER]
+    assert [chosen(B, epilogue=SUMS) for B in (81, 127)] == 2 * [PORTABLE]
 
 
 def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch):
@@ -86,7 +88,9 @@ def test_the_noise_and_the_bytes_of_the_dtype_decide_and_no_other_option(both, B
         return type(_choice.choose(hidden, weight, noise, **options))
 
     usual = TileConfig if B <= 64 else HopperConfig
-    assert {kernel(), kernel(dtype=torch.float16), kernel(narrow=True), kernel("none")} == {usual}
+    assert {kernel(), kernel(dtype=torch.float16), kernel(epilogue=PROCESSED), kernel("none")} == {
+        usual
+    }
     assert kernel("token") is TileConfig
     assert kernel("token", kernel="hopper") is HopperConfig
     assert kernel(dtype=torch.int8) is (TileConfig if B <= 32 else HopperConfig)
@@ -102,10 +106,12 @@ def test_a_requested_kernel_or_config_is_taken(both, B):
 
 def test_a_bias_or_a_mask_needs_narrow_tiles(both, monkeypatch):
     wide, narrow = HopperConfig(2, 256, 64, 4, True), HopperConfig(2, 128, 64, 7, True)
-    monkeypatch.setattr(_choice, "hopper_config", lambda *facts: narrow if facts[4] else wide)
-    assert chosen(128) == wide and chosen(128, narrow=True) == narrow
-    assert chosen(128, narrow=True, config=wide) == wide
-    assert chosen(64, narrow=True) == PORTABLE
+    monkeypatch.setattr(
+        _choice, "hopper_config", lambda *facts: narrow if facts[4].processed else wide
+    )
+    assert chosen(128) == wide and chosen(128, epilogue=PROCESSED) == narrow
+    assert chosen(128, epilogue=PROCESSED, config=wide) == wide
+    assert chosen(64, epilogue=PROCESSED) == PORTABLE
 
 
 @pytest.mark.parametrize(
@@ -118,33 +124,28 @@ def test_a_bias_or_a_mask_needs_narrow_tiles(both, monkeypatch):
 )
 def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(gpu, B, expected):
     h200 = gpu(H200)
-    assert _choice.hopper_config(B, 8192, 128_256, h200, True) == expected
+    assert _choice.hopper_config(B, 8192, 128_256, h200, PROCESSED) == expected
     assert (_choice.hopper_config(B, 8192, 128_256, h200) == expected) == (B == 193)
 
 
-@pytest.mark.parametrize(
-    ("B", "D", "narrow", "most"),
-    [
-        (129, 4096, False, 160),
-        (160, 2560, False, 160),
-        (161, 4096, False, 192),
-        (192, 2560, False, 192),
-        (128, 4096, False, None),  # not slower there
-        (193, 4096, False, None),
-        (257, 4096, False, None),
-        (160, 8192, False, None),  # not measured
-        (160, 4096, True, None),
-    ],
-)
-def test_log_probabilities_have_other_tiles_where_they_were_measured(gpu, B, D, narrow, most):
-    h100 = gpu(H100)
-    plain = _choice.hopper_config(B, D, 151_936, h100, narrow)
-    with_sums = _choice.hopper_config(B, D, 151_936, h100, narrow, True)
-    assert with_sums == (_choice.TILES_WITH_SUMS[most] if most else plain)
-    assert (with_sums != plain) == (most is not None)
-    h200 = gpu(H200)
-    plain = _choice.hopper_config(B, D, 151_936, h200, narrow)
-    assert _choice.hopper_config(B, D, 151_936, h200, narrow, True) == plain
+@pytest.mark.parametrize("epilogue", _choice.TILES_FOR)
+@pytest.mark.parametrize("D", [4096, 8192, 8256])
+def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(gpu, epilogue, D):
+    h100, h200 = gpu(H100), gpu(H200)
+    for tiles in _choice.TILES_FOR[epilogue]:
+        for B in (tiles.first - 1, tiles.first, tiles.last, tiles.last + 1):
+            measured = tiles.first <= B <= tiles.last and tiles.max_d >= D
+            others = [each for each in _choice.TILES_FOR[epilogue] if each != tiles]
+            if any(each.first <= B <= each.last for each in others):
+                continue
+            got = _choice.hopper_config(B, D, 151_936, gpu(H100), epilogue)
+            plain = _choice.hopper_config(B, D, 151_936, h100)
+            assert got == (tiles.config if measured else plain)
+            bias = _choice.hopper_config(B, D, 151_936, h100, epilogue._replace(processed=True))
+            assert bias == _choice.hopper_config(B, D, 151_936, h100, PROCESSED)
+            gpu(H200)
+            plain = _choice.hopper_config(B, D, 151_936, h200)
+            assert _choice.hopper_config(B, D, 151_936, h200, epilogue) == plain
 
 
 EXPLAINED = [
@@ -182,12 +183,12 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(gpu, B, options, expect
         (80, "the hopper kernel: B = 80 is less than 128 rows, which the portable kernel would"),
         (81, "the portable kernel: B = 81 is above 80 rows, with log-probabilities; tile shapes"),
         (128, "the portable kernel: B = 128 is at most 128 rows"),
-        (160, "; the tile shapes for log-probabilities (record: results/h100/logprob-tiles-"),
+        (160, "; the tile shapes for log-probabilities (record: results/h100/tile-shapes-"),
         (193, "; tile shapes for B <= 256"),
     ],
 )
 def test_the_choice_with_log_probabilities_is_explained(gpu, B, expected):
-    facts = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None, "sums": True}
+    facts = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None, "epilogue": SUMS}
     assert expected in _choice.explanation(B, 4096, 151_936, gpu(H100), **facts)
 
 

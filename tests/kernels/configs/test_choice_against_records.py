@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from cases.tile_shapes import TILES
 from imitated_gpus import H100, H200, imitate_gpu
 from tree import ROOT
 
 from fsbench.kernels.configs import choice, screen_choice
+from fsbench.kernels.configs.choice import Epilogue
 from fsbench.kernels.configs.hopper import HopperConfig
 
 GPUS = {"h200": H200, "h100": H100}
@@ -88,7 +90,7 @@ def test_the_faster_fused_kernel_is_chosen(gpu):
     def choose(cell: Cell) -> tuple[str, str]:
         size = 1 if cell.weights else 2
         shape = (cell.B, cell.D, cell.V)
-        tiles = choice.config_for(*shape, device, size, True, "group", "auto", None, False, False)
+        tiles = choice.config_for(*shape, device, size, True, "group", "auto", None)
         return HOPPER if isinstance(tiles, HopperConfig) else PORTABLE, str(tiles)
 
     compared, wrong = compare(folder, {PORTABLE, HOPPER}, choose)
@@ -112,4 +114,34 @@ def test_filters_are_from_the_screen_where_that_is_faster(gpu):
         return FILTERED_SCREENED if screened else FILTERED, None
 
     _, wrong = compare(gpu[0], {FILTERED, FILTERED_SCREENED}, choose)
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("call", "epilogue"),
+    [
+        ("logprob", Epilogue(sums=True)),
+        ("filtered", Epilogue(stored=True)),
+        ("filtered_logprob", Epilogue(sums=True, stored=True)),
+    ],
+)
+def test_the_fastest_tiles_are_chosen_for_sums_and_stored_logits(monkeypatch, call, epilogue):
+    device = imitate_gpu(monkeypatch, H100)
+    names = {str(config): name for name, config in TILES.items()}
+    wrong = []
+    cells = {
+        cell: times
+        for cell, times in records("h100").items()
+        if "/tile-shapes-" in cell.folder and f"{call}_chosen" in times
+    }
+    for cell, times in cells.items():
+        known = ("portable", "hopper", *TILES)
+        ways = {way: times[f"{call}_{way}"][0] for way in known if f"{call}_{way}" in times}
+        shape = (cell.B, cell.D, cell.V)
+        tiles = choice.config_for(*shape, device, 2, True, "group", "auto", None, epilogue)
+        hopper = isinstance(tiles, HopperConfig)
+        chosen = names.get(str(tiles), "hopper") if hopper else "portable"
+        if ways[chosen] > WITHIN * min(ways.values()):
+            wrong.append((cell, chosen, ways))
+    assert len(cells) >= 26
     assert not wrong
