@@ -52,7 +52,7 @@ TABLED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 (everything|top 20)"
     r"|hopper B=(256 logprob|192 D=8192|320 D=4096)|portable B=16 int8|hopper B=64 fp8"
     r"|score B=64 everything"
-    r"|truncated B=(64 (k = 50|k = 1000|p|min-p, p|kept)|256 (k = 50|kept))"
+    r"|truncated B=(64 (k = 50|k = 1000|p|min-p, p|kept)|256 .*)"
     r"|screened B=(16( D=1000)?|64)"
     r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
     r"|(akunu_\w+|pivot_search|gumbel_argmax|group_gumbel_parallel|weight_stream"
@@ -64,7 +64,7 @@ OLDEST = "3.6.0"
 """The oldest supported Triton; kernels.csv has its rows next to those of the installed one."""
 TUNED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 top 20|hopper B=(256 logprob|64 fp8)"
-    r"|truncated B=(64 k = 1000|256 (k = 50|kept))|screened B=64|flash_sampling_(hopper B=(16|256)|store B=16))$"
+    r"|truncated B=(64 k = 1000|256 .*)|screened B=64|flash_sampling_(hopper .*|store B=16))$"
 )
 """Calls of TABLED that OLDEST leaves out: it compiles their kernels for other calls."""
 FORMAT = 3

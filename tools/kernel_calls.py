@@ -193,15 +193,12 @@ def filtered() -> Iterator[Call]:
         yield Call(f"truncated B=64 {name}", partial(_truncated, 64, arguments))
     tiles = {"config": HopperConfig(2, 128, 64, 7, False)}  # an H100's, with stored logits
     for name in ("k = 50", "kept"):
-        yield Call(
-            f"truncated B=256 {name}",
-            partial(_truncated, 256, lambda B, name=name: {**cases[name](B), **tiles}),
-        )
+        yield Call(f"truncated B=256 {name}", partial(_truncated, 256, cases[name], **tiles))
 
 
-def _truncated(B: int, arguments: Callable[[int], dict[str, Any]]) -> None:
+def _truncated(B: int, arguments: Callable[[int], dict[str, Any]], **more: Any) -> None:
     hidden, weight = matrices(B)
-    kernels.truncated_sample(hidden, weight, **{**step(), **arguments(B)})
+    kernels.truncated_sample(hidden, weight, **{**step(), **arguments(B), **more})
 
 
 def _penalties(B: int) -> Penalties:

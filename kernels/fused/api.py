@@ -24,7 +24,8 @@ from fsbench.kernels.checks.values import (
     check_noise,
     check_screened_noise,
 )
-from fsbench.kernels.configs.choice import Epilogue, choose, explanation, tma_possible
+from fsbench.kernels.configs.choice import choose, explanation, tma_possible
+from fsbench.kernels.configs.epilogue import Epilogue
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig

@@ -9,7 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fsbench.kernels.configs.choice import Epilogue, choose
+from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.configs.epilogue import Epilogue
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig

@@ -31,13 +31,13 @@ class ScreenedHead(HeadCopy, PreparedHead):
     ) -> tuple[str | None, str]:
         """Return the kernel and the reason, as PreparedHead.choice does, from what was measured."""
         B, D = hidden.shape
-        on_gpu = hidden.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(hidden.device) if on_gpu else None
         if top_k is None:
-            chosen, reason = worth_screening(B, vocab_size, D, capability)
+            chosen, reason = worth_screening(B, vocab_size, D, hidden.device)
             config: object = default_configs(B, D, hidden.device)[0]
         else:
             runs = runs_kernels(hidden.device, hidden.dtype)
+            on_gpu = hidden.device.type == "cuda"
+            capability = torch.cuda.get_device_capability(hidden.device) if on_gpu else None
             chosen, reason = worth_filtering(B, vocab_size, top_k, capability, runs)
             config = filter_configs(B, D, hidden.device)[0]
         return f"screened {config}" if chosen else None, reason

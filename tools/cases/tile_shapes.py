@@ -6,8 +6,8 @@
         --provider filtered_g2v128 --provider matmul_only --batch 208,256 --top-p 0.9 --out OUT
 
 The sums that log-probabilities need and the logits that filters need are computed and stored in the
-epilogue, so the fastest tiles of a plain call are not the fastest here (TILES_WITH_SUMS and
-TILES_THAT_STORE in kernels/configs/choice.py).
+epilogue, so the fastest tiles of a plain call are not the fastest here (TILES_FOR in
+kernels/configs/epilogue.py).
 """
 
 from __future__ import annotations

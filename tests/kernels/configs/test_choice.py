@@ -13,7 +13,7 @@ from fsbench.discover import discover
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
-from fsbench.kernels.configs.choice import Epilogue
+from fsbench.kernels.configs.epilogue import TILES_FOR, Epilogue
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.problem import Problem
@@ -128,14 +128,14 @@ def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(gpu, B, ex
     assert (_choice.hopper_config(B, 8192, 128_256, h200) == expected) == (B == 193)
 
 
-@pytest.mark.parametrize("epilogue", _choice.TILES_FOR)
+@pytest.mark.parametrize("epilogue", TILES_FOR)
 @pytest.mark.parametrize("D", [4096, 8192, 8256])
 def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(gpu, epilogue, D):
     h100, h200 = gpu(H100), gpu(H200)
-    for tiles in _choice.TILES_FOR[epilogue]:
+    for tiles in TILES_FOR[epilogue]:
         for B in (tiles.first - 1, tiles.first, tiles.last, tiles.last + 1):
             measured = tiles.first <= B <= tiles.last and tiles.max_d >= D
-            others = [each for each in _choice.TILES_FOR[epilogue] if each != tiles]
+            others = [each for each in TILES_FOR[epilogue] if each != tiles]
             if any(each.first <= B <= each.last for each in others):
                 continue
             got = _choice.hopper_config(B, D, 151_936, gpu(H100), epilogue)

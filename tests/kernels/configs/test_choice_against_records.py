@@ -16,7 +16,7 @@ from imitated_gpus import H100, H200, imitate_gpu
 from tree import ROOT
 
 from fsbench.kernels.configs import choice, screen_choice
-from fsbench.kernels.configs.choice import Epilogue
+from fsbench.kernels.configs.epilogue import Epilogue
 from fsbench.kernels.configs.hopper import HopperConfig
 
 GPUS = {"h200": H200, "h100": H100}
@@ -99,11 +99,13 @@ def test_the_faster_fused_kernel_is_chosen(gpu):
 
 
 def test_the_screen_is_chosen_where_it_is_faster_than_the_weight_with_the_same_noise(gpu):
+    folder, device = gpu
+
     def choose(cell: Cell) -> tuple[str, None]:
-        screened, _ = screen_choice.worth_screening(cell.B, cell.V, cell.D, (9, 0))
+        screened, _ = screen_choice.worth_screening(cell.B, cell.V, cell.D, device)
         return SCREENED if screened else TOKEN, None
 
-    compared, wrong = compare(gpu[0], {SCREENED, TOKEN}, choose)
+    compared, wrong = compare(folder, {SCREENED, TOKEN}, choose)
     assert compared >= 8
     assert not wrong
 

@@ -25,7 +25,8 @@ from flash_sample_cases import (
 )
 
 from fsbench import inputs
-from fsbench.kernels import Sample, flash_sample
+from fsbench.kernels import Sample, flash_sample, truncated_sample
+from fsbench.kernels.configs.epilogue import DRAW, Epilogue
 from fsbench.kernels.fused import launch as launching
 from fsbench.kernels.launch.request import checked_request, raw_logits
 
@@ -58,11 +59,11 @@ def test_log_probabilities_of_a_temperature_that_counts_as_zero_are_those_of_one
 
 
 @interpreted
-def test_the_choice_of_tiles_depends_on_biases_masks_and_sums(monkeypatch):
+def test_the_choice_of_tiles_knows_what_the_epilogue_does(monkeypatch):
     calls = []
 
-    def choose(hidden, weight, noise, kernel, config, narrow, sums):
-        calls.append((narrow, sums))
+    def choose(hidden, weight, noise, kernel, config, epilogue):
+        calls.append(epilogue)
         return TILES
 
     monkeypatch.setattr(launching, "choose", choose)
@@ -71,7 +72,11 @@ def test_the_choice_of_tiles_depends_on_biases_masks_and_sums(monkeypatch):
     for options in ({}, {"soft_cap": 3.0}, {"mask": mask}, {"bias": torch.zeros(200)}):
         flash_sample(hidden, weight, seed=SEED, return_entropy=True, **options)
     flash_sample(hidden, weight, seed=SEED)
-    assert calls == [(False, True), (False, True), (True, True), (True, True), (False, False)]
+    truncated_sample(hidden, weight, seed=SEED, top_k=5)
+    truncated_sample(hidden, weight, seed=SEED, top_k=5, return_logprob=True)
+    sums, changed = Epilogue(sums=True), Epilogue(processed=True, sums=True)
+    stored = Epilogue(stored=True)
+    assert calls == [sums, sums, changed, changed, DRAW, stored, stored._replace(sums=True)]
 
 
 @interpreted

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flash_sample_cases import SEED, counter, problem
+from imitated_gpus import H100, H200, imitate_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,21 +46,29 @@ def screened_draws(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "chosen", "reason"),
+    ("gpu", "shape", "chosen", "reason"),
     [
-        ((128, 151_936, 4096, (9, 0)), True, "B = 128 is at most 128, for D = 4096"),
-        ((129, 151_936, 4096, (9, 0)), False, "B = 129 is above 128, for D = 4096"),
-        ((64, 128_256, 8192, (9, 0)), True, "B = 64 is at most 64, for D = 8192"),
-        ((65, 128_256, 8192, (9, 0)), False, "B = 65 is above 64, for D = 8192"),
-        ((8, 49_155, 3072, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
-        ((9, 49_155, 3072, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
-        ((1, 151_936, 4096, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
-        ((1, 151_936, 4096, None), False, "measured on GPUs of compute capability 9.0 alone"),
+        (H200, (128, 151_936, 4096), True, "B = 128 is at most 128, for D = 4096"),
+        (H200, (129, 151_936, 4096), False, "B = 129 is above 128, for D = 4096"),
+        (H200, (64, 128_256, 8192), True, "B = 64 is at most 64, for D = 8192"),
+        (H200, (65, 128_256, 8192), False, "B = 65 is above 64, for D = 8192"),
+        (H100, (256, 151_936, 4096), True, "B = 256 is at most 256, for D = 4096"),
+        (H100, (129, 128_256, 8192), False, "B = 129 is above 128, for D = 8192"),
+        (H200, (8, 49_155, 3072), True, "B = 8 is at most 8, for heads below 400 MB"),
+        (H100, (9, 49_155, 3072), False, "B = 9 is above 8, for heads below 400 MB"),
     ],
 )
-def test_the_choice_has_a_reason(facts, chosen, reason):
-    is_worth, why = worth_screening(*facts)
+def test_the_choice_has_a_reason(monkeypatch, gpu, shape, chosen, reason):
+    is_worth, why = worth_screening(*shape, imitate_gpu(monkeypatch, gpu))
     assert is_worth == chosen and reason in why
+
+
+def test_the_screen_is_not_chosen_where_it_was_not_measured(monkeypatch):
+    a100 = imitate_gpu(monkeypatch, H100)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for device in (a100, torch.device("cpu")):
+        is_worth, why = worth_screening(1, 151_936, 4096, device)
+        assert not is_worth and "measured on GPUs of compute capability 9.0 alone" in why
 
 
 @pytest.mark.parametrize("noise", ["auto", "token"])
@@ -83,7 +92,10 @@ def test_tokens_are_those_of_the_weight_with_and_without_the_screen(
     assert described == "screened portable-b16v128d64p1; this test says so"
     monkeypatch.undo()
     assert torch.equal(flash_sample(hidden, head, **options).tokens, expected.tokens)
-    fused, reason = describe(hidden, weight, noise="token"), worth_screening(4, 200, 64, None)[1]
+    fused, reason = (
+        describe(hidden, weight, noise="token"),
+        worth_screening(4, 200, 64, torch.device("cpu"))[1],
+    )
     assert describe(hidden, head, noise=noise) == f"{fused}; {reason}"
     assert screened_draws == [4, 4]
 

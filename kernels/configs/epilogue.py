@@ -1,0 +1,69 @@
+"""What the epilogue of a call does, and the tile shapes that are faster for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsbench.kernels.configs.hopper import ROWS, HopperConfig
+
+
+class Epilogue(NamedTuple):
+    """What the epilogue of a launch does besides drawing; each part takes registers and time.
+
+    processed: it adds a bias or applies a mask. sums: it sums over the vocabulary, for
+    log-probabilities. stored: it stores the logits, for filters or ranks.
+    """
+
+    processed: bool = False
+    sums: bool = False
+    stored: bool = False
+
+    def __str__(self) -> str:
+        return " and ".join(["log-probabilities"] * self.sums + ["stored logits"] * self.stored)
+
+
+DRAW = Epilogue()
+"""The epilogue of a plain call."""
+
+
+class TilesFor(NamedTuple):
+    """Tile shapes for `first` to `last` rows, up to max_d hidden columns."""
+
+    first: int
+    last: int
+    max_d: int
+    config: HopperConfig
+
+
+_TWO, _TWO_WIDE = HopperConfig(2, 128, 64, 7, False), HopperConfig(2, 256, 64, 4, True)
+TILES_FOR = {
+    Epilogue(sums=True): (
+        TilesFor(129, 160, 6144, _TWO),
+        TilesFor(161, 192, 6144, _TWO_WIDE),
+        TilesFor(256, 256, 2560, _TWO),
+        TilesFor(257, 320, 4096, _TWO_WIDE),
+    ),
+    Epilogue(stored=True): (
+        TilesFor(129, 192, 8192, HopperConfig(3, 128, 64, 5, False)),
+        TilesFor(208, 256, 8192, _TWO),
+    ),
+    Epilogue(sums=True, stored=True): (
+        TilesFor(129, 192, 8192, _TWO_WIDE),
+        TilesFor(200, 256, 8192, _TWO),
+        TilesFor(257, 320, 2560, _TWO_WIDE),
+    ),
+}
+"""Tile shapes of an H100 that are faster than those of plain calls, by what the epilogue does.
+
+With sums, three warpgroups are slower. Two blocks of 128 rows with tiles of 128 tokens are slow if
+the second block has much less to store than the first: from 129 to 200 rows. Measured for D = 2560,
+4096 and, where logits are stored, 8192 (TILES_RECORD). An H200, which has fewer operations per
+byte, was not measured."""
+TILES_RECORD = "results/h100/tile-shapes-20261127"
+MOST_ROWS_FOR = {
+    Epilogue(sums=True): 80,
+    Epilogue(stored=True): 96,
+    Epilogue(sums=True, stored=True): ROWS,
+}
+"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by what the
+epilogue does (TILES_RECORD); plain calls are faster by it at all of them."""
