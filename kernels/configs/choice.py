@@ -132,7 +132,7 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
 
     Beyond the last bucket, batches are cut into blocks of rows such that the busiest program has
     least work. With a bias or a mask, tiles of up to 192 rows are narrow, since wide tiles of three
-    warpgroups spill, and those of two, up to 128 rows, are slower, too (by 6 % at 128 rows); wider
+    warpgroups spill, and those of two, up to 128 rows, are slower, too (by 6 % at 128 rows); larger
     batches are not cut.
     """
     row = _row("hopper", B, D, device)
@@ -216,7 +216,7 @@ def choose(
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster).
         config: A config of that kernel; with "auto" it decides the kernel.
-        epilogue: What the launch does besides drawing.
+        epilogue: The work of the launch besides drawing.
 
     Raises:
         InvalidArgument: The Hopper kernel is requested and cannot run, or fp8 on such a GPU.

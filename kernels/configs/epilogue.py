@@ -1,4 +1,4 @@
-"""What the epilogue of a call does, and the tile shapes that are faster for it."""
+"""The work of an epilogue besides drawing, and the tile shapes that are faster with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fsbench.kernels.configs.hopper import ROWS, HopperConfig
 
 
 class Epilogue(NamedTuple):
-    """What the epilogue of a launch does besides drawing; each part takes registers and time.
+    """The work of a launch's epilogue besides drawing; each part takes registers and time.
 
-    processed: it adds a bias or applies a mask. sums: it sums over the vocabulary, for
-    log-probabilities. stored: it stores the logits, for filters or ranks.
+    processed: add a bias or apply a mask. sums: sum over the vocabulary, for log-probabilities.
+    stored: store the logits, for filters or ranks.
     """
 
     processed: bool = False
@@ -53,7 +53,7 @@ TILES_FOR = {
         TilesFor(257, 320, 2560, _TWO_WIDE),
     ),
 }
-"""Tile shapes of an H100 that are faster than those of plain calls, by what the epilogue does.
+"""Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
 
 With sums, three warpgroups are slower. Two blocks of 128 rows with tiles of 128 tokens are slow if
 the second block has much less to store than the first: from 129 to 200 rows. Measured for D = 2560,
@@ -65,5 +65,5 @@ MOST_ROWS_FOR = {
     Epilogue(stored=True): 96,
     Epilogue(sums=True, stored=True): ROWS,
 }
-"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by what the
-epilogue does (TILES_RECORD); plain calls are faster by it at all of them."""
+"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by the work
+of the epilogue (TILES_RECORD); plain calls are faster by it at all of them."""

@@ -13,7 +13,7 @@ from fsbench.discover import discover
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
-from fsbench.kernels.configs.epilogue import TILES_FOR, Epilogue
+from fsbench.kernels.configs.epilogue import DRAW, Epilogue
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.problem import Problem
@@ -21,6 +21,7 @@ from fsbench.problem import Problem
 PORTABLE = TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
 HOPPER = HopperConfig(1, 128, 64, 2, False)
 PROCESSED, SUMS, STORED = (Epilogue(**{part: True}) for part in Epilogue._fields)
+BOTH = Epilogue(sums=True, stored=True)
 
 
 @pytest.fixture
@@ -53,6 +54,8 @@ def test_the_number_of_rows_decides(both, monkeypatch):
     assert [chosen(B) for B in (65, 127, 129)] == 3 * [HOPPER]
     assert [chosen(B, epilogue=SUMS) for B in (65, 80, 129)] == 3 * [HOPPER]
     assert [chosen(B, epilogue=SUMS) for B in (81, 127)] == 2 * [PORTABLE]
+    assert [chosen(B, epilogue=STORED) for B in (96, 97)] == [HOPPER, PORTABLE]
+    assert [chosen(B, epilogue=BOTH) for B in (65, 127, 129)] == [PORTABLE, PORTABLE, HOPPER]
 
 
 def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch):
@@ -88,9 +91,8 @@ def test_the_noise_and_the_bytes_of_the_dtype_decide_and_no_other_option(both, B
         return type(_choice.choose(hidden, weight, noise, **options))
 
     usual = TileConfig if B <= 64 else HopperConfig
-    assert {kernel(), kernel(dtype=torch.float16), kernel(epilogue=PROCESSED), kernel("none")} == {
-        usual
-    }
+    assert {kernel(), kernel(dtype=torch.float16), kernel("none")} == {usual}
+    assert {kernel(epilogue=each) for each in (PROCESSED, SUMS, STORED)} == {usual}
     assert kernel("token") is TileConfig
     assert kernel("token", kernel="hopper") is HopperConfig
     assert kernel(dtype=torch.int8) is (TileConfig if B <= 32 else HopperConfig)
@@ -128,24 +130,43 @@ def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(gpu, B, ex
     assert (_choice.hopper_config(B, 8192, 128_256, h200) == expected) == (B == 193)
 
 
-@pytest.mark.parametrize("epilogue", TILES_FOR)
-@pytest.mark.parametrize("D", [4096, 8192, 8256])
-def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(gpu, epilogue, D):
-    h100, h200 = gpu(H100), gpu(H200)
-    for tiles in TILES_FOR[epilogue]:
-        for B in (tiles.first - 1, tiles.first, tiles.last, tiles.last + 1):
-            measured = tiles.first <= B <= tiles.last and tiles.max_d >= D
-            others = [each for each in TILES_FOR[epilogue] if each != tiles]
-            if any(each.first <= B <= each.last for each in others):
-                continue
-            got = _choice.hopper_config(B, D, 151_936, gpu(H100), epilogue)
-            plain = _choice.hopper_config(B, D, 151_936, h100)
-            assert got == (tiles.config if measured else plain)
-            bias = _choice.hopper_config(B, D, 151_936, h100, epilogue._replace(processed=True))
-            assert bias == _choice.hopper_config(B, D, 151_936, h100, PROCESSED)
-            gpu(H200)
-            plain = _choice.hopper_config(B, D, 151_936, h200)
-            assert _choice.hopper_config(B, D, 151_936, h200, epilogue) == plain
+@pytest.mark.parametrize(
+    ("epilogue", "B", "D", "expected"),
+    [
+        (SUMS, 129, 4096, "g2v128d64p7"),
+        (SUMS, 160, 2560, "g2v128d64p7"),
+        (SUMS, 161, 4096, "g2v256d64p4c"),
+        (SUMS, 256, 2560, "g2v128d64p7"),
+        (SUMS, 320, 4096, "g2v256d64p4c"),
+        (STORED, 192, 8192, "g3v128d64p5"),
+        (STORED, 208, 4096, "g2v128d64p7"),
+        (STORED, 256, 8192, "g2v128d64p7"),
+        (BOTH, 129, 8192, "g2v256d64p4c"),
+        (BOTH, 200, 4096, "g2v128d64p7"),
+        (BOTH, 320, 2560, "g2v256d64p4c"),
+        (SUMS, 128, 4096, None),  # not slower
+        (SUMS, 193, 4096, None),
+        (SUMS, 321, 4096, None),
+        (SUMS, 160, 8192, None),  # not measured
+        (SUMS, 257, 5120, None),
+        (STORED, 207, 4096, None),
+        (STORED, 257, 4096, None),
+        (STORED, 256, 8256, None),
+        (BOTH, 199, 4096, None),
+        (BOTH, 320, 4096, None),
+    ],
+)
+def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(
+    gpu, epilogue, B, D, expected
+):
+    shape = (B, D, 151_936)
+    h100 = gpu(H100)
+    tiles, plain = (_choice.hopper_config(*shape, h100, each) for each in (epilogue, DRAW))
+    assert str(tiles) == (f"hopper-{expected}" if expected else str(plain))
+    changed = _choice.hopper_config(*shape, h100, epilogue._replace(processed=True))
+    assert changed == _choice.hopper_config(*shape, h100, PROCESSED)
+    h200 = gpu(H200)
+    assert _choice.hopper_config(*shape, h200, epilogue) == _choice.hopper_config(*shape, h200)
 
 
 EXPLAINED = [

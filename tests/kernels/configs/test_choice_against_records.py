@@ -137,8 +137,8 @@ def test_the_fastest_tiles_are_chosen_for_sums_and_stored_logits(monkeypatch, ca
         if "/tile-shapes-" in cell.folder and f"{call}_chosen" in times
     }
     for cell, times in cells.items():
-        known = ("portable", "hopper", *TILES)
-        ways = {way: times[f"{call}_{way}"][0] for way in known if f"{call}_{way}" in times}
+        names_of_ways = ("portable", "hopper", *TILES)
+        ways = {way: times[f"{call}_{way}"][0] for way in names_of_ways if f"{call}_{way}" in times}
         shape = (cell.B, cell.D, cell.V)
         tiles = choice.config_for(*shape, device, 2, True, "group", "auto", None, epilogue)
         hopper = isinstance(tiles, HopperConfig)
