@@ -141,9 +141,9 @@ class Progress:
 
     def report(self, done: float, total: int, activity: str) -> None:
         """Show progress, see `Recorder.report`; the bar appears with the first call."""
-        self._cells, self._activity = (int(done + 1e-6), total), activity  # done is a sum of parts
-        seconds = self._estimate(done, total) if self._cells[0] < total else None
-        self._left = "" if seconds is None else f"about {duration(seconds)} left"
+        self._cells, self._activity = (int(done), total), activity
+        seconds = self._estimate(done, total)
+        self._left = f"about {duration(seconds)} left" if seconds else ""
         if self._is_silent:
             return
         self._bar.start()

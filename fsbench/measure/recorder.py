@@ -57,13 +57,11 @@ class Recorder:
     times: PhaseTimes = field(default_factory=PhaseTimes)
     total: int = 0
     parts: int = 1
-    _done: float = 0.0
     _remaining: dict[Cell, int] = field(default_factory=dict)
 
     def expect(self, total: int, cells: list[Cell], parts: int) -> None:
         """Set up progress: `cells` remain of `total`, each counted as `parts` steps."""
         self.total, self.parts = total, parts
-        self._done = total - len(cells)
         self._remaining = dict.fromkeys(cells, parts)
 
     def enter(self, cell: Cell, activity: str, phase: str) -> None:
@@ -76,13 +74,13 @@ class Recorder:
         """Report the activity of a cell."""
         problem = cell.problem
         shape = f"B={problem.B} D={problem.D} V={problem.V}"
-        done = min(self._done, self.total)
+        done = self.total - sum(self._remaining.values()) / self.parts
         self.report(done, self.total, f"{shape}: {cell.label}{activity}")
 
     def finish(self, cell: Cell) -> None:
         """Count a cell as finished."""
         if cell in self._remaining:
-            self._done += self._remaining.pop(cell) / self.parts
+            del self._remaining[cell]
             self.times.enter("other")
             self.show(cell, "")
             self.finished(cell)
@@ -105,7 +103,6 @@ class Recorder:
             return None
         if self._remaining.get(cell):
             self._remaining[cell] -= 1
-            self._done += 1 / self.parts
         return result
 
     def fail_inputs(self, cells: list[Cell], error: Exception) -> None:

@@ -19,7 +19,7 @@ from fsbench.kernels.configs.epilogue import (
     TILES_RECORD,
     Epilogue,
 )
-from fsbench.kernels.configs.gpu import multiprocessors, operations_per_byte
+from fsbench.kernels.configs.gpu import is_hopper, multiprocessors, operations_per_byte
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS, MANY_ROWS, ONE_BYTE, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
@@ -195,7 +195,7 @@ def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
     Args:
         by_tma: Whether TMA can load both matrices.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if not is_hopper(device):
         return "it needs a GPU of compute capability 9.0"
     if not by_tma:
         return "it loads by TMA: addresses and rows of multiples of 16 bytes"

@@ -55,10 +55,10 @@ TILES_FOR = {
 }
 """Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
 
-With sums, three warpgroups are slower. Two blocks of 128 rows with tiles of 128 tokens are slow if
-the second block has much less to store than the first: from 129 to 200 rows. Measured for D = 2560,
-4096 and, where logits are stored, 8192 (TILES_RECORD). An H200, which has fewer operations per
-byte, was not measured."""
+With sums, three warpgroups are slower. Where logits are stored, two blocks of 128 rows with tiles
+of 128 tokens are slow up to 200 rows (193 with sums), likely because the second block stores less.
+Measured for D = 2560, 4096 and, where logits are stored, 8192 (TILES_RECORD). An H200, which has
+fewer operations per byte, was not measured."""
 TILES_RECORD = "results/h100/tile-shapes-20261127"
 MOST_ROWS_FOR = {
     Epilogue(sums=True): 80,

@@ -32,6 +32,11 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     return triton is not None and triton.knobs.runtime.interpret and dtype != torch.bfloat16
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Return whether a device is a GPU of compute capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def launching_on(device: torch.device) -> AbstractContextManager[object]:
     """Make `device` the current one: Triton launches on that, not on the tensors' device."""
     if device == CPU or device.index == torch.cuda.current_device():

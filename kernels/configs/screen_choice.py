@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fsbench.kernels.configs import choice
+from fsbench.kernels.configs.gpu import is_hopper
 from fsbench.kernels.configs.hopper import ROWS
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.configs.tables import find
@@ -68,17 +69,16 @@ def worth_filtering(
     B: int,
     V: int,
     top_k: int | Tensor,
-    capability: tuple[int, int] | None,
+    device: torch.device,
     runs: bool = True,
 ) -> tuple[bool, str]:
     """Return whether filters are from the screen, and the reason.
 
     Args:
         top_k: Argument of truncated_sample.
-        capability: Of the GPU, None on a CPU.
         runs: Whether kernels run on this device; filters from the screen have no other form.
     """
-    if not runs or capability not in ((9, 0), None):
+    if not runs or (device.type == "cuda" and not is_hopper(device)):
         return False, "the screen has filters on GPUs of compute capability 9.0 alone"
     if isinstance(top_k, int) and not 0 < top_k <= min(FILTERED_K, V - 1):
         return False, f"top_k = {top_k} is off or above {FILTERED_K}"
@@ -99,7 +99,7 @@ FEW_BYTES, FEW_ROWS = 400_000_000, 8
 
 def worth_screening(B: int, V: int, D: int, device: torch.device) -> tuple[bool, str]:
     """Return whether the screen was measured to be faster than the weight, and the reason."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if not is_hopper(device):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
     most = SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS
     if choice.portable_rows(device) > ROWS:

@@ -36,9 +36,7 @@ class ScreenedHead(HeadCopy, PreparedHead):
             config: object = default_configs(B, D, hidden.device)[0]
         else:
             runs = runs_kernels(hidden.device, hidden.dtype)
-            on_gpu = hidden.device.type == "cuda"
-            capability = torch.cuda.get_device_capability(hidden.device) if on_gpu else None
-            chosen, reason = worth_filtering(B, vocab_size, top_k, capability, runs)
+            chosen, reason = worth_filtering(B, vocab_size, top_k, hidden.device, runs)
             config = filter_configs(B, D, hidden.device)[0]
         return f"screened {config}" if chosen else None, reason
 

@@ -125,14 +125,15 @@ def test_the_old_weight_is_freed_before_the_next_is_made(sampler, run, monkeypat
     assert len(alive) == 3 and {record.status for record in records.values()} == {"ok"}
 
 
-def test_progress_counts_up_to_all_cells(sampler, tmp_path):
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_progress_counts_up_to_all_cells(sampler, tmp_path, rounds):
     seen = []
     plan = Plan(
         [SMALL, Problem(3, 16, 40, "fp32", device="cpu")],
         [sampler("A"), sampler("B", {"build": ValueError("no")}), Found("C", "", broken="gone")],
         warmup=0,
-        iters=4,
-        rounds=4,
+        iters=rounds,
+        rounds=rounds,
         check=False,
     )
     store = Store.create(tmp_path, {})
@@ -141,8 +142,9 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
     store.close()
     done = [entry[0] for entry in seen]
     assert done == sorted(done) and done[-1] == 6
+    assert done[-2] == 6  # the last cell: no part of it is left by rounding
     assert {entry[1] for entry in seen} == {6}
-    assert any("Label A, round 4 of 4" in entry[2] for entry in seen)
+    assert any(f"Label A, round {rounds} of {rounds}" in entry[2] for entry in seen)
 
 
 def test_resuming_measures_only_the_rounds_that_are_missing(sampler, run, log, tmp_path):

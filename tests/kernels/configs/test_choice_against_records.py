@@ -111,11 +111,13 @@ def test_the_screen_is_chosen_where_it_is_faster_than_the_weight_with_the_same_n
 
 
 def test_filters_are_from_the_screen_where_that_is_faster(gpu):
+    folder, device = gpu
+
     def choose(cell: Cell) -> tuple[str, None]:
-        screened, _ = screen_choice.worth_filtering(cell.B, cell.V, 20, (9, 0))
+        screened, _ = screen_choice.worth_filtering(cell.B, cell.V, 20, device)
         return FILTERED_SCREENED if screened else FILTERED, None
 
-    _, wrong = compare(gpu[0], {FILTERED, FILTERED_SCREENED}, choose)
+    _, wrong = compare(folder, {FILTERED, FILTERED_SCREENED}, choose)
     assert not wrong
 
 

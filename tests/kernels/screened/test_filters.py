@@ -9,6 +9,7 @@ import pytest
 import torch
 from filter_cases import matrices, roomy
 from flash_sample_cases import assert_at_rest, guarded_memory, packed
+from imitated_gpus import H200, imitate_gpu
 from memory_watch import within_tensors
 from tiers import full
 from torch import Tensor
@@ -213,18 +214,24 @@ def test_what_the_screen_does_not_serve_the_fused_kernels_do(more):
 @pytest.mark.parametrize(
     ("facts", "chosen", "reason"),
     [
-        ((32, 151_936, 20, (9, 0)), True, "B = 32 is at most 32"),
-        ((33, 151_936, 20, (9, 0)), False, "B = 33 is above 32"),
-        ((1, 151_936, 0, (9, 0)), False, "top_k = 0 is off"),
-        ((1, 151_936, 65, (9, 0)), False, "top_k = 65 is off or above 64"),
-        ((1, 20, 20, (9, 0)), False, "top_k = 20 is off"),
-        ((1, 151_936, torch.tensor([0]), (9, 0)), True, "B = 1"),
-        ((1, 151_936, 20, (8, 0)), False, "compute capability 9.0 alone"),
+        ((32, 151_936, 20), True, "B = 32 is at most 32"),
+        ((33, 151_936, 20), False, "B = 33 is above 32"),
+        ((1, 151_936, 0), False, "top_k = 0 is off"),
+        ((1, 151_936, 65), False, "top_k = 65 is off or above 64"),
+        ((1, 20, 20), False, "top_k = 20 is off"),
+        ((1, 151_936, torch.tensor([0])), True, "B = 1"),
     ],
 )
-def test_the_choice_has_a_reason(facts, chosen, reason):
-    is_worth, why = worth_filtering(*facts)
+def test_the_choice_has_a_reason(monkeypatch, facts, chosen, reason):
+    is_worth, why = worth_filtering(*facts, imitate_gpu(monkeypatch, H200))
     assert is_worth == chosen and reason in why
+
+
+def test_filters_are_not_from_the_screen_where_that_was_not_measured(monkeypatch):
+    a100 = imitate_gpu(monkeypatch, H200)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    is_worth, why = worth_filtering(1, 151_936, 20, a100)
+    assert not is_worth and "compute capability 9.0 alone" in why
 
 
 def test_it_is_described():
