@@ -41,7 +41,7 @@ COLUMNS = (
     *("ours", "others", "reported", "served", "left"),
 )
 CACHES = {
-    "TRITON_CACHE_DIR": "triton",
+    "TRITON_HOME": "triton",  # as without TRITON_CACHE_DIR, which torch.compile would leave alone
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "VLLM_CACHE_ROOT": "vllm",
 }
@@ -128,7 +128,7 @@ class Reports(logging.Handler):
 
 def start(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) -> dict[str, Any]:
     """Start an engine in a process whose caches are in the folder `root`; return its row."""
-    variables = {name: str(root / cache) for name, cache in CACHES.items()}
+    variables = environment(root)
     if sampler != "vllm":
         variables["FSBENCH_VLLM"] = sampler
     variables |= {
@@ -143,9 +143,15 @@ def start(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) ->
         result = Path(folder) / "row.json"
         request = json.dumps([time.monotonic(), folder, arguments.rows, sampler])
         child = [sys.executable, __file__, "--serve", request, str(result)]
-        subprocess.run(child, env=os.environ | variables, stdout=output, stderr=output, check=True)
+        subprocess.run(child, env=variables, stdout=output, stderr=output, check=True)
         row: dict[str, Any] = json.loads(result.read_text())
     return row
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Return the variables of a process whose caches are in the folder `root`."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_CACHE_DIR"}
+    return kept | {name: str(root / cache) for name, cache in CACHES.items()}
 
 
 def warm(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) -> None:
@@ -153,9 +159,8 @@ def warm(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) -> 
     request = {"flash_sample": "vllm", "screened": "vllm-screened"}[sampler]
     command = [sys.executable, "-m", "fsbench", "warm", "--model", arguments.model]
     command += ["--request", request, "--batch", str(arguments.rows)]
-    variables = os.environ | {"TRITON_CACHE_DIR": str(root / CACHES["TRITON_CACHE_DIR"])}
     with log.open("a") as output:
-        subprocess.run(command, env=variables, stdout=output, stderr=output, check=True)
+        subprocess.run(command, env=environment(root), stdout=output, stderr=output, check=True)
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[list[object]]:

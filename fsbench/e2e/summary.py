@@ -20,6 +20,7 @@ COLUMNS = (
     *("requests", "drafts"),
     *("device", "gpu", "status", "reason", "runs", "prompt_tokens", "output_tokens"),
     *("tpot_ms", "tpot_min_ms", "tpot_max_ms", "step_p95_ms", "step_p99_ms", "tokens_per_s"),
+    *("itl_ms", "itl_reduction_pct", "itl_reduction_sd_pct"),
     *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
     *("amdahl_pct", "possible_pct", "reached"),
     *("profiles", "gpu_tpot_ms", "gpu_reduction_pct", "gpu_reduction_sd_pct"),
@@ -72,8 +73,11 @@ def _row(entry: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         "step_p99_ms": p99 / 1e3,
         "tokens_per_s": row["b"] * 1e6 / median(tpot_us),
     }
+    itl_us = _median_steps(entry)
     if first.get("accepted") is not None:
         row["accepted"] = median(run["accepted"] for run in runs.values())
+    else:
+        row["itl_ms"] = median(itl_us.values()) / 1e3
     if first.get("same_pct") is not None:
         row["same_pct"] = min(run["same_pct"] for run in runs.values())
     if entry["drafts"]:
@@ -81,14 +85,17 @@ def _row(entry: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         shares = [100 * each["draw_us"] / each["us"] for each in entry["drafts"]]
         row["draft_draw_pct"] = median(shares)
     if baseline is not None and entry is not baseline and not is_reference(row):
-        row |= _saved("reduction", "tpot_us", runs, baseline["runs"])
+        row |= _saved("reduction", _times(runs, "tpot_us"), _times(baseline["runs"], "tpot_us"))
+        if "itl_ms" in row:
+            row |= _saved("itl_reduction", itl_us, _median_steps(baseline))
     if profile:
         row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
         if row["device"] == "cuda":
             row["gap_us"] = median(tpot_us) - profile["busy_us"]
             row |= {"profiles": len(profiles), "gpu_tpot_ms": profile["busy_us"] / 1e3}
             if baseline is not None and entry is not baseline:
-                row |= _saved("gpu_reduction", "busy_us", profiles, baseline["profiles"])
+                busy = [_times(each, "busy_us") for each in (profiles, baseline["profiles"])]
+                row |= _saved("gpu_reduction", *busy)
     return row | _bounds(row, baseline)
 
 
@@ -97,15 +104,23 @@ def is_reference(row: Mapping[str, Any] | pd.Series) -> bool:
     return bool(row["fused"] and row["device"] != "cuda")
 
 
-def _saved(
-    name: str, time: str, runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]
-) -> dict[str, float]:
+def _times(runs: dict[int, dict[str, Any]], name: str) -> dict[int, float]:
+    return {number: run[name] for number, run in runs.items()}
+
+
+def _median_steps(entry: dict[str, Any]) -> dict[int, float]:
+    """Return the median time between two tokens of each run, in us."""
+    b = entry["case"]["b"]
+    return {number: step_quantiles([run], b, (0.5,))[0] for number, run in entry["runs"].items()}
+
+
+def _saved(name: str, us: dict[int, float], base_us: dict[int, float]) -> dict[str, float]:
     """Return the percent of a time that is saved, run by run against the baseline's.
 
     One pair of runs has no standard deviation.
     """
-    both = sorted(runs.keys() & base.keys())
-    saved = [100 * (1 - runs[number][time] / base[number][time]) for number in both]
+    both = sorted(us.keys() & base_us.keys())
+    saved = [100 * (1 - us[number] / base_us[number]) for number in both]
     if not saved:
         return {}
     spread = stdev(saved) if len(saved) > 1 else math.nan

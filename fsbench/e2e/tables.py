@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TIME = "{tpot_ms:.3f} [{tpot_min_ms:.3f}, {tpot_max_ms:.3f}]"
 _SAVED = "{reduction_pct:.1f} ± {reduction_sd_pct:.1f} || {reduction_pct:.1f}"
+_STEP_SAVED = "{itl_ms:.3f}: {itl_reduction_pct:.1f} ± {itl_reduction_sd_pct:.1f} || {itl_ms:.3f}"
 _POSSIBLE = " (profile: {possible_pct:.1f})"
 """The savings that the profiles allow."""
 
@@ -92,6 +93,11 @@ def markdown(frame: pd.DataFrame) -> str:
             if requests == PLAIN:  # as the paper's were
                 more |= _paper(str(engine), str(model), int(str(tp)))
             parts.append(_by_sampler(compared, (_SAVED, _POSSIBLE), more))
+            if compared.itl_ms.notna().any():
+                parts.append(
+                    f"### Median time between two tokens, ms, and % of {base.iloc[0].label}'s saved"
+                )
+                parts.append(_by_sampler(measured, (_STEP_SAVED,), {}))
         if measured.accepted.notna().any():
             parts.append("### Drafts")
             parts.append(_by_case(measured, _DRAFTS))

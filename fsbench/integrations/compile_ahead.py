@@ -21,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -46,6 +46,7 @@ PADDING = 64
 """vLLM pads an LM head to a multiple of this number of rows."""
 _LOG = logging.getLogger("vllm.fsbench")
 _MODULE = "fsbench.integrations.compile_ahead"
+_CACHE_DIR = "TRITON_CACHE_DIR"
 _MAX_PROCESSES = 16
 _POLL_S = 0.5
 
@@ -125,6 +126,7 @@ class CompileAhead:
         command: a command to start in place of this module.
 
     Attributes:
+        cache: the folder of Triton's cache that they fill.
         failure: why the processes ended early, one line, or ''.
     """
 
@@ -134,7 +136,7 @@ class CompileAhead:
         chip: Chip | None = None,
         command: Sequence[str] = (sys.executable, "-m", _MODULE),
     ):
-        self.spec, self.failure = spec, ""
+        self.spec, self.failure, self.cache = spec, "", triton.knobs.cache.dir
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
@@ -208,6 +210,24 @@ class CompileAhead:
             self._changed.notify_all()
 
 
+@contextmanager
+def triton_cache(folder: str) -> Iterator[None]:
+    """Have Triton read and write kernels in a folder.
+
+    torch.compile changes Triton's folder in the engine's process while the engine starts: vLLM
+    gives Inductor a folder for each model, and Inductor sets TRITON_CACHE_DIR to a part of it.
+    """
+    changed = os.environ.get(_CACHE_DIR)
+    os.environ[_CACHE_DIR] = folder
+    try:
+        yield
+    finally:
+        if changed is None:
+            os.environ.pop(_CACHE_DIR, None)
+        else:
+            os.environ[_CACHE_DIR] = changed
+
+
 def ensure_cache() -> None:
     """Have Triton compile into a temporary folder if its cache cannot be written or is full."""
     reason = unusable(Path(triton.knobs.cache.dir))
@@ -222,7 +242,7 @@ def ensure_cache() -> None:
                 reason,
                 folder.name,
             )
-            os.environ["TRITON_CACHE_DIR"] = folder.name
+            os.environ[_CACHE_DIR] = folder.name
             _temporary.append(folder)
             return
     _LOG.warning("fsbench: Triton's cache %s: %s", triton.knobs.cache.dir, reason)

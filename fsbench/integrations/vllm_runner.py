@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,12 @@ from torch import Tensor
 
 from fsbench.errors import one_line
 from fsbench.integrations import vllm_0_26 as adapter
-from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, ensure_cache
+from fsbench.integrations.compile_ahead import (
+    CompileAhead,
+    EngineSpec,
+    ensure_cache,
+    triton_cache,
+)
 from fsbench.integrations.draw import SERVING, FlashSampleDraw, ProviderDraw, make_draw
 from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds, warm
 from fsbench.integrations.graphed import GraphedDraw
@@ -158,6 +163,13 @@ class RunnerPlugin:
             hidden = hidden.repeat(1 + steps, 1)[: runner.max_num_tokens]
         hidden = hidden.contiguous()
         self._graphs = (len(hidden), hidden[:1].clone()) if hidden.is_cuda else None
+        with self._compiled_ahead():
+            self._load_kernels(runner, hidden, steps)
+
+    def _load_kernels(self, runner: Any, hidden: Tensor, steps: int) -> None:
+        """Draw rows of all kinds; steps: drafts per step."""
+        draw = self.sampling.draw
+        assert draw is not None
         raw = runner.sampler.logprobs_mode == "raw_logprobs"
         draw_kinds = served_kinds(draw.supported, raw, self._name == SCREENED)
         self._uncompiled = self._wait_for_kernels(draw_kinds)
@@ -169,6 +181,10 @@ class RunnerPlugin:
         self._warm_rows = hidden.clone() if self._uncompiled else None
         if hidden.is_cuda:
             self._capture(runner)
+
+    def _compiled_ahead(self) -> AbstractContextManager[None]:
+        """Have Triton use the cache that the compiling processes fill."""
+        return nullcontext() if self._ahead is None else triton_cache(self._ahead.cache)
 
     def _wait_for_kernels(self, draw_kinds: list[DrawKind]) -> list[DrawKind]:
         """Wait for the compiling processes; return the kinds that they have not finished."""
@@ -217,7 +233,7 @@ class RunnerPlugin:
                 )
             return False
         # vLLM's monitor would report kernels that are loaded from disk as compiled.
-        with _no_compile_hook():
+        with _no_compile_hook(), self._compiled_ahead():
             warm(draw, kind, hidden, self.sampling.V)
         self._uncompiled.remove(kind)
         return True

@@ -13,11 +13,11 @@ def filled() -> list[str]:
 
     A cached kernel is loaded, not compiled; a cache that is not empty may lack a kernel.
     """
-    return [name for name, folder in _folders().items() if _holds_anything(folder)]
+    return [name for name, folder in folders().items() if _holds_anything(folder)]
 
 
-def _folders() -> dict[str, Path]:
-    """Return the folder of each cache: by its variable, or its default."""
+def folders() -> dict[str, Path]:
+    """Return the folder of each cache (triton, inductor, flashinfer): its variable or default."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name, as torch has it, too

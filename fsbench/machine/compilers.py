@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fsbench.machine import caches
+
 _triton_s = 0.0
 
 
@@ -21,6 +23,8 @@ def settle() -> None:
 
     Triton uses torch's ptxas, if there is one. Inductor sets that at its first compilation: without
     this, the assembler of other kernels would depend on what ran before, and caches would miss.
+    Inductor also moves Triton's cache into its own folder at its first kernel, unless the variable
+    is set: a process that has compiled with torch would not find the kernels of one that has not.
     nvcc uses all cores for a file, if it can: the instructions stay the same (all 301 kernels of
     FlashInfer 0.6.9's sampling, CUDA 13.0). Variables that the user has set are kept.
     """
@@ -28,6 +32,7 @@ def settle() -> None:
     assembler = Path(torch.origin).parent / "bin" / "ptxas" if torch and torch.origin else None
     if assembler and os.access(assembler, os.X_OK):
         os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(caches.folders()["triton"]))
     flags = os.environ.get("NVCC_APPEND_FLAGS", "")
     if "split-compile" not in flags and "--split-compile" in _nvcc_help():
         os.environ["NVCC_APPEND_FLAGS"] = f"{flags} --split-compile=0".strip()

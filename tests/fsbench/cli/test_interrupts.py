@@ -38,9 +38,15 @@ def start(tmp_path, short_tmp):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_hangups,
         )
 
     return run
+
+
+def _heed_hangups():
+    """Undo what nohup, under which these tests may run, has its processes ignore."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _wait_for_imports(process, name):

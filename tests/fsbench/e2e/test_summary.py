@@ -107,6 +107,19 @@ def test_quantiles_count_tokens_not_steps():
     assert step_quantiles(runs, 4, (0.5, 0.985, 0.999)) == (10.0, 50.0, 1000.0)
 
 
+def test_a_stalled_step_is_in_the_time_per_token_and_not_in_the_median_step(tmp_path):
+    store = StepStore(tmp_path / "run", {})
+    for run, base in enumerate((4000, 4000, 4000)):
+        fused = [3800] * 9 + [13800 if run else 3800]
+        store.append(case("base"), run=run, decoded=decoded(base))
+        store.append(case("fused"), run=run, decoded=decoded(sum(fused) / 10, fused))
+    store.close()
+    fused = summary(read(store.folder)).set_index("sampler").loc["fused"]
+    assert fused.reduction_pct == pytest.approx(-20) and fused.reduction_sd_pct > 2
+    assert (fused.itl_ms, fused.itl_reduction_sd_pct) == (3.8, 0)
+    assert fused.itl_reduction_pct == pytest.approx(5)
+
+
 def test_tables(folder):
     frame = write_tables(folder)
     page = (folder / "e2e.md").read_text()

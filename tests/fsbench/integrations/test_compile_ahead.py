@@ -137,6 +137,36 @@ def test_the_engine_loads_what_was_compiled(plugged, caplog):
     assert not caplog.text and sampling.draw is recording  # a CPU has no graphs
 
 
+def test_kernels_are_loaded_from_the_folder_that_the_processes_fill(plugged, monkeypatch, tmp_path):
+    """Also those that are compiled late: torch.compile has changed the engine's folder by then."""
+    monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
+    filled, inductor = str(tmp_path / "filled"), str(tmp_path / "inductor")
+    monkeypatch.setenv("TRITON_CACHE_DIR", filled)
+    done = tmp_path / "done"
+    wait = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    ahead = compile_double(f"{report(3)}\n{wait}\n{report(len(ALL_KINDS))}\ntime.sleep(60)")
+    runner = plugged(ahead)
+    monkeypatch.setenv("TRITON_CACHE_DIR", inductor)
+    sampling, folders = runner._fsbench.sampling, []
+
+    def noting(rows: Any) -> Any:
+        folders.append(triton.knobs.cache.dir)
+        return draw(rows)
+
+    draw, noting.supported = sampling.draw, sampling.draw.supported  # type: ignore[attr-defined]
+    sampling.draw = runner._fsbench._draws[0] = noting
+    ahead.wait(ALL_KINDS[:3])
+    warm_up(runner, 1)
+    assert folders and set(folders) == {filled}
+    done.touch()
+    assert ahead.wait(ALL_KINDS, 20)
+    folders.clear()
+    assert runner._fsbench.is_ready(ALL_KINDS[-1])
+    assert set(folders) == {filled}
+    assert triton.knobs.cache.dir == inductor
+    runner.shutdown()
+
+
 def test_if_the_processes_die_the_engine_compiles(plugged, caplog):
     runner = plugged(compile_double(f"{report(2)}; os.kill(os.getpid(), 9)"))
     sampling = runner._fsbench.sampling

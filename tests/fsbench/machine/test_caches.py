@@ -28,13 +28,13 @@ def test_defaults_are_those_of_the_compilers(monkeypatch, tmp_path):
     def nobody():
         raise KeyError("uid")
 
-    folders = caches._folders()
+    folders = caches.folders()
     assert folders["triton"] == Path(triton.knobs.cache.dir)
     assert folders["inductor"] == Path(inductor.default_cache_dir())
     monkeypatch.setattr(getpass, "getuser", nobody)
-    assert caches._folders()["inductor"] == Path(inductor.default_cache_dir())
+    assert caches.folders()["inductor"] == Path(inductor.default_cache_dir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert caches._folders()["inductor"].parent == tmp_path
+    assert caches.folders()["inductor"].parent == tmp_path
 
 
 def test_a_cache_counts_once_there_is_something_in_it(monkeypatch, tmp_path):

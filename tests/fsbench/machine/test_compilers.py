@@ -4,6 +4,9 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import triton
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from fsbench.machine import compilers
 
@@ -13,7 +16,7 @@ def reported(monkeypatch, tmp_path):
     """Has a torch with these files and an nvcc with this help; what `settle` then set."""
 
     def settle(torch_has=(), nvcc_says=None, **environ):
-        for name in ("TRITON_PTXAS_PATH", "NVCC_APPEND_FLAGS", "CUDA_PATH"):
+        for name in ("TRITON_PTXAS_PATH", "TRITON_CACHE_DIR", "NVCC_APPEND_FLAGS", "CUDA_PATH"):
             monkeypatch.setenv(name, "")  # a variable that `settle` sets is removed afterwards
             monkeypatch.delenv(name)
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -36,6 +39,15 @@ def reported(monkeypatch, tmp_path):
 
 def test_triton_takes_the_assembler_that_inductor_would_have_it_take(reported, tmp_path):
     assert reported(["ptxas"]) == (str(tmp_path / "bin" / "ptxas"), None)
+
+
+def test_a_kernel_of_inductor_does_not_move_tritons_cache(reported):
+    reported()
+    before = triton.knobs.cache.dir
+    device = DeviceProperties("cuda", 0, 132, 90)
+    kernel = SimpleNamespace(__name__="kernel")
+    CachingAutotuner(kernel, {"device": device}, [triton.Config({})], None, [], False, None)
+    assert triton.knobs.cache.dir == before
 
 
 def test_a_torch_without_assembler_and_a_machine_without_nvcc_leave_all_as_it_is(reported):
