@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -101,14 +102,14 @@ def over_ranks_beside_the_paper(name: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def saved_of_each_baseline(name: str) -> pd.DataFrame:
-    """Return the summary of an engine's record over each of vLLM's two samplers, named in `over`.
+def saved_of_each_baseline(*names: str) -> pd.DataFrame:
+    """Return the summaries of engines' records over each of vLLM's samplers, named in `over`.
 
     e2e.csv has it over one of them. Savings are of runs with the same number, as there.
     """
-    lines = e2e_records.read(RESULTS / name)
     parts = []
-    for over in ("vllm", "vllm-flashinfer"):
+    for name, over in product(names, ("vllm", "vllm-flashinfer")):
+        lines = e2e_records.read(RESULTS / name)
         cases = [{**line["case"], "baseline": line["case"]["sampler"] == over} for line in lines]
         rebased = [{**line, "case": case} for line, case in zip(lines, cases, strict=True)]
         parts.append(summary(rebased).assign(over=over))
