@@ -137,14 +137,16 @@ def start(arguments: argparse.Namespace, sampler: str, root: Path, log: Path) ->
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    with tempfile.TemporaryDirectory() as folder, log.open("a") as output:
-        config = decoder(arguments.model).config("bfloat16", PROMPT_TOKENS + OUTPUT_TOKENS)
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        result = Path(folder) / "row.json"
-        request = json.dumps([time.monotonic(), folder, arguments.rows, sampler])
-        child = [sys.executable, __file__, "--serve", request, str(result)]
+    # Each start from these caches has the same path of the model: vLLM's cache depends on it.
+    folder, result = root / "model", root / "row.json"
+    folder.mkdir(exist_ok=True)
+    config = decoder(arguments.model).config("bfloat16", PROMPT_TOKENS + OUTPUT_TOKENS)
+    (folder / "config.json").write_text(json.dumps(config))
+    request = json.dumps([time.monotonic(), str(folder), arguments.rows, sampler])
+    child = [sys.executable, __file__, "--serve", request, str(result)]
+    with log.open("a") as output:
         subprocess.run(child, env=variables, stdout=output, stderr=output, check=True)
-        row: dict[str, Any] = json.loads(result.read_text())
+    row: dict[str, Any] = json.loads(result.read_text())
     return row
 
 

@@ -7,9 +7,9 @@
 
 Results are written to results/<gpu>/, the output of jobs to log/ in it. For each job, record.json
 has the path of its results, the commit, the seconds and, once it has ended, its exit code. A job
-that failed has ended too: a sampler that fails verification is a result. A later call continues a
-`fsbench run` that was stopped, and repeats other jobs that have not ended. Without a GPU, --folder
-and --jobs are required: jobs for a CPU.
+that failed has ended too: a sampler that fails verification is a result. A later call continues an
+`fsbench run` or `fsbench e2e` that was stopped, and repeats other jobs that have not ended. Without
+a GPU, --folder and --jobs are required: jobs for a CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -62,9 +63,10 @@ class Job:
     needs: str = ""
 
     @property
-    def resumable(self) -> bool:
-        """Whether `fsbench run --resume` continues it."""
-        return self.command.startswith("fsbench run ")
+    def resumable(self) -> str:
+        """The part of the command that --resume continues, with its variables; or nothing."""
+        start = re.match(r"([A-Z\d_]+=\S+ )*fsbench (run|e2e)(?= )", self.command)
+        return start[0] if start else ""
 
     @property
     def lacks_needs(self) -> bool:
@@ -251,7 +253,7 @@ class Recorder:
         entry = self.state.get(job.name)
         out = self.folder / (entry["out"] if entry else self.unused(job))
         if entry and job.resumable and (out / "env.json").exists():
-            return out, f"fsbench run --resume {shlex.quote(str(out))}"
+            return out, f"{job.resumable} --resume {shlex.quote(str(out))}"
         degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
         return out, fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
 

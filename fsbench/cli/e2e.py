@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +17,12 @@ from fsbench.cli.options import (
     Device,
     DtypeOrDefault,
     ResultsFolder,
+    ResumedFolder,
     integers,
     number,
     one_of,
     option,
+    repeatable,
     whole,
 )
 from fsbench.cli.parsing import int_list
@@ -32,6 +36,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def e2e(
+    context: typer.Context,
     engine: Annotated[
         str,
         option(
@@ -94,11 +99,13 @@ def e2e(
         int, option("--seed", whole(0, 2**32 - 1), "Seed of weights, prompts and noise.")
     ] = 0,
     out: ResultsFolder = None,
+    resume: ResumedFolder = None,
 ) -> None:
     """Measure time per output token with random weights; samplers take turns in each run.
 
     Prints the share of the baseline's time that each sampler saves, and the most that a profile
-    allows; writes CSV, Markdown and a figure. Nothing is downloaded.
+    allows; writes CSV, Markdown and a figure. Nothing is downloaded. Samples are on disk as soon as
+    they are taken: a call that was stopped can be continued.
     """
     from fsbench.e2e.measure import DecodePlan, measure
     from fsbench.e2e.models import decoder, default_samplers
@@ -107,6 +114,8 @@ def e2e(
     from fsbench.machine.packages import package_version
     from fsbench.records.store import new_folder
 
+    if out and resume:
+        raise InvalidArgument("--out: expected without --resume, which names the folder already")
     device = device_to_use(device)
     on_gpu = device == "cuda"
     names = _names(model) if model else ["qwen3-1.7b" if on_gpu else "tiny"]
@@ -134,13 +143,18 @@ def e2e(
         drafts=speculate or 0 if in_vllm else 0,
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
-    facts = {**environment(device, sys.argv), **versions, "engine": engine}
+    options = repeatable({**context.params, "device": device})
+    facts = {**environment(device, sys.argv), **versions, "engine": engine, "options": options}
     make_engine(engine, device, Path(), memory).check(plan)  # before anything is written
-    folder = out or new_folder(facts, "e2e")
+    folder = resume or out or new_folder(facts, "e2e")
     chosen = make_engine(engine, device, folder, memory)
-    store = StepStore(folder, facts)
+    store = StepStore(folder, facts, resume is not None)
+    say = partial(print, file=sys.stderr, flush=True)
     try:
-        failed = measure(plan, chosen, store, lambda text: print(text, file=sys.stderr, flush=True))
+        failed = measure(plan, chosen, store, say)
+    except BaseException:
+        say(f"stopped; to continue: fsbench e2e --resume {shlex.quote(str(folder))}")
+        raise
     finally:
         store.close()
     _finish(folder)

@@ -254,9 +254,7 @@ def options_of_folder(context: typer.Context, folder: Path | None) -> Path | Non
 
         options = read_environment(folder).get("options")
         if options is None:
-            raise ResultsError(
-                f"{folder}/env.json: expected the options of `fsbench run`; got none"
-            )
+            raise ResultsError(f"{folder}/env.json: expected the options of the run; got none")
         for parameter in context.command.params:
             value = options.get(parameter.name or "")
             if parameter.name == "provider_path" and fits(value, list[Any]):
@@ -270,6 +268,25 @@ def options_of_folder(context: typer.Context, folder: Path | None) -> Path | Non
                 )
         context.default_map = options
     return folder
+
+
+ResumedFolder = Annotated[
+    Path | None,
+    option(
+        "--resume",
+        PATH,
+        "Continue this results folder with its options: measure what is missing.",
+        callback=options_of_folder,
+        is_eager=True,
+    ),
+]
+
+
+def repeatable(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that env.json records, for `options_of_folder`."""
+    return {
+        name: each for name, each in options.items() if name not in ("out", "resume", "dry_run")
+    }
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ import typer
 
 from fsbench import interrupts
 from fsbench.cli.devices import device_to_use, require_energy, require_gpus
-from fsbench.cli.options import grouped
+from fsbench.cli.options import grouped, repeatable
 from fsbench.cli.run_options import (
     Distribution,
     Machine,
@@ -172,9 +172,7 @@ def _require_runnable(plan: Plan) -> None:
 
 def _options_to_repeat(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that env.json records, for `options_of_folder`."""
-    kept = {
-        name: value for name, value in options.items() if name not in ("out", "resume", "dry_run")
-    }
+    kept = repeatable(options)
     kept["provider_path"] = [str(path.resolve()) for path in kept["provider_path"] or []]
     return kept
 

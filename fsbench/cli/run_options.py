@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -12,7 +11,6 @@ from fsbench.cli.devices import Timer
 from fsbench.cli.options import (
     DISTRIBUTION,
     NUMBERS,
-    PATH,
     SEED,
     WORD,
     Batches,
@@ -22,13 +20,13 @@ from fsbench.cli.options import (
     Models,
     ProviderPath,
     ResultsFolder,
+    ResumedFolder,
     VocabularySizes,
     Weights,
     integers,
     number,
     one_of,
     option,
-    options_of_folder,
     whole,
 )
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
@@ -328,16 +326,7 @@ class Output:
     """Results folder, new or to be continued."""
 
     out: ResultsFolder = None
-    resume: Annotated[
-        Path | None,
-        option(
-            "--resume",
-            PATH,
-            "Continue this results folder with its options: measure what is missing.",
-            callback=options_of_folder,
-            is_eager=True,
-        ),
-    ] = None
+    resume: ResumedFolder = None
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the cells and exit; --device cuda needs no GPU.")
     ] = False

@@ -92,16 +92,15 @@ def measure(
     For each model, kind of requests and batch size the samplers decode in turn, run after run. Each
     run begins with another sampler, so that drift (clocks, other processes) affects all samplers
     equally. A sampler that cannot run here is recorded as unavailable. One that fails is recorded
-    with its error, and the others continue.
+    with its error, and the others continue. Runs that the store has of all samplers are left out;
+    one that was stopped is repeated with all samplers, since they are compared within a run.
 
     Raises:
         InvalidArgument: an unknown sampler. Errors of loading a model are raised, too.
     """
-    return sum(
+    for decoder, tp in product(plan.models, plan.tp):
         _measure_model(plan, engine, store, say, decoder, tp)
-        for decoder in plan.models
-        for tp in plan.tp
-    )
+    return sum(status != "unavailable" for status in store.statuses.values())
 
 
 def _measure_model(
@@ -111,25 +110,26 @@ def _measure_model(
     say: Callable[[str], None],
     decoder: Decoder,
     tp: int,
-) -> int:
+) -> None:
     cases = {name: _case(plan, engine, decoder, tp, name) for name in plan.samplers}
-    available = []
-    for name in plan.samplers:
+    for name, case in cases.items():
         reason = engine.unavailable_reason(name)
-        if reason:
-            store.append(cases[name], status="unavailable", reason=reason)
+        if reason and case not in store.statuses:
+            store.append(case, status="unavailable", reason=reason)
             say(f"{name}: {reason}")
-        else:
-            available.append(name)
-    if not available:
-        return 0
+    available = [name for name, case in cases.items() if case not in store.statuses]
+    batches = [
+        {name: replace(cases[name], b=B, requests=requests) for name in available}
+        for requests, B in product(plan.requests, plan.batches)
+    ]
+    batches = [batch for batch in batches if any(_missing(plan, batch, store))]
+    if not batches:
+        return
     say(f"{decoder.name}, tp {tp}: loading")
     session = engine.open(plan, decoder, tp, available)
-    failed = 0
     try:
-        for requests, B in product(plan.requests, plan.batches):
-            batch = {name: replace(cases[name], b=B, requests=requests) for name in available}
-            failed += _measure_batch(plan, session, batch, store, say)
+        for batch in batches:
+            _measure_batch(plan, session, batch, store, say)
         for name in available:
             try:
                 counts = session.counts(name)
@@ -140,7 +140,20 @@ def _measure_model(
                 store.append(cases[name], counts=counts)
     finally:
         session.close()
-    return failed
+
+
+def _missing(
+    plan: DecodePlan, cases: dict[str, Case], store: StepStore
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of the runs and of the profiles that the store lacks of a sampler."""
+    working = [case for case in cases.values() if case not in store.statuses]
+    sample = "drafting" if plan.speculate else "profile"
+    # The baseline of drafts has no draft to time.
+    profiled = [case for case in working if not (plan.speculate and case.baseline)]
+    return (
+        [n for n in range(plan.runs) if not all(store.has(c, "decoded", n) for c in working)],
+        [n for n in range(plan.profiles) if not all(store.has(c, sample, n) for c in profiled)],
+    )
 
 
 def _measure_batch(
@@ -149,11 +162,9 @@ def _measure_batch(
     cases: dict[str, Case],
     store: StepStore,
     say: Callable[[str], None],
-) -> int:
-    """Measure a batch size; return the number of samplers that failed."""
+) -> None:
     first_case = next(iter(cases.values()))
     B, requests = first_case.b, first_case.requests
-    broken: set[str] = set()
 
     def run(name: str, number: int) -> None:
         store.append(cases[name], run=number, decoded=session.decode(name, B, requests))
@@ -166,12 +177,13 @@ def _measure_batch(
             store.append(cases[name], run=number, profile=sample)
 
     names = list(cases)
+    runs, profiles = _missing(plan, cases, store)
     actions: list[tuple[str, Callable[[], None]]] = [
         (name, partial(session.prepare, name, B, requests)) for name in names
     ]
-    actions += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
+    actions += _in_turn(names, runs, run) + _in_turn(names, profiles, profile)
     for name, action in actions:
-        if name in broken:
+        if cases[name] in store.statuses:
             continue
         try:
             action()
@@ -179,18 +191,16 @@ def _measure_batch(
             status = "oom" if is_out_of_memory(error) else "error"
             store.append(cases[name], status=status, reason=describe(error))
             say(f"{name}, B={B}: {describe(error)}")
-            broken.add(name)
     say(f"{first_case.model}, {requests}, B={B}: measured")
-    return len(broken)
 
 
 def _in_turn(
-    names: list[str], runs: int, action: Callable[[str, int], None]
+    names: list[str], runs: list[int], action: Callable[[str, int], None]
 ) -> list[tuple[str, Callable[[], None]]]:
     """Return each sampler's action for each run; every run begins with another sampler."""
     return [
         (name, partial(action, name, number))
-        for number in range(runs)
+        for number in runs
         for name in names[number % len(names) :] + names[: number % len(names)]
     ]
 

@@ -3,7 +3,8 @@
 A folder holds
 
     steps.jsonl    one line per decoding, profile or timed draft, per sampler that could not run,
-                   and with vLLM per sampler's counters of tokens
+                   and with vLLM per sampler's counters of tokens; of two lines of one run of a
+                   case the later counts
     env.json       the machine (fsbench.machine.environment)
     e2e.csv        one row per model, batch size and sampler, derived (fsbench.e2e.summary)
     e2e.md         the same as tables
@@ -20,7 +21,7 @@ from fsbench.e2e.models import PLAIN
 from fsbench.errors import ResultsError
 from fsbench.records.cell import STATUSES
 from fsbench.records.lines import Line, Lines, read_lines
-from fsbench.records.store import read_environment, write_environment
+from fsbench.records.store import read_environment, resumed_environment, write_environment
 from fsbench.records.typed import fits, typed
 
 STEPS = "steps.jsonl"
@@ -141,17 +142,38 @@ def _require_positive(sample: Any, *names: str) -> None:
 class StepStore:
     """Append to steps.jsonl of a folder. Each line is on disk before the next is written.
 
+    Args:
+        resume: continue a folder that was measured on this kind of machine; without it, start one.
+
+    Attributes:
+        statuses: case -> why it has no (more) samples, one of records.cell.STATUSES.
+
     Raises:
-        ResultsError: the folder has results already, or is not writable.
+        ResultsError: the folder has results already, has none to continue, or is not writable.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, Any]):
+    def __init__(self, folder: Path, environment: Mapping[str, Any], resume: bool = False):
         self.folder = folder
+        self.statuses: dict[Case, str] = {}
+        self._runs: set[tuple[Case, str, int]] = set()
         path = folder / STEPS
-        if path.exists():
-            raise ResultsError(f"{folder}: expected a new folder; it has results already")
-        write_environment(folder, environment)
+        if resume:
+            environment = resumed_environment(folder, environment)
+        elif path.exists():
+            raise ResultsError(
+                f"{folder}: expected a new folder; it has results already, which --resume continues"
+            )
+        else:
+            write_environment(folder, environment)
         self._lines = Lines.open(path)
+        if resume:
+            try:
+                for line in read(folder):
+                    self._note(Case(**line.pop("case")), line)
+                write_environment(folder, environment)
+            except BaseException:
+                self.close()
+                raise
 
     def append(self, case: Case, **sample: Any) -> None:
         """Append a line of a case.
@@ -162,6 +184,16 @@ class StepStore:
         """
         fields = {name: vars(x) if is_dataclass(x) else x for name, x in sample.items()}
         self._lines.append({"case": vars(case), **fields})
+        self._note(case, sample)
+
+    def has(self, case: Case, sample: str, run: int) -> bool:
+        """Return whether a sample (decoded, profile or drafting) of a run is stored."""
+        return (case, sample, run) in self._runs
+
+    def _note(self, case: Case, line: Mapping[str, Any]) -> None:
+        if "status" in line:
+            self.statuses[case] = line["status"]
+        self._runs.update((case, name, line.get("run", 0)) for name in _SAMPLES if name in line)
 
     def close(self) -> None:
         self._lines.close()

@@ -7,12 +7,12 @@ the GPUs idle. They start together in about a minute; then samplers take turns a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -28,6 +28,7 @@ from fsbench.errors import EngineFailed, EngineUnavailable, unknown_name
 from fsbench.integrations.draw import sampler_label, unavailable_reason
 from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, check_version
 from fsbench.machine.packages import package_version
+from fsbench.records.disk import write_into
 
 WITH_FLASHINFER = "vllm-flashinfer"
 VLLM_SAMPLERS = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
@@ -99,7 +100,6 @@ class Engines:
         logs: Path,
         memory: float,
     ):
-        self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, EngineProcess] = {}
         self._failed: dict[str, EngineFailed] = {}
         try:
@@ -121,15 +121,14 @@ class Engines:
         self, name: str, plan: DecodePlan, decoder: Decoder, tp: int, log: Path, memory: float
     ) -> None:
         """Start a sampler's process; it answers when its engine is ready."""
-        folder = Path(self._folder.name) / name
         positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
-        _write_config(folder, decoder.config(plan.dtype, positions))
+        folder = _write_config(name, decoder.config(plan.dtype, positions))
         drafts = None
         if plan.drafts:
-            _write_config(folder / "drafter", decoder.drafter_config(plan.dtype, positions))
+            drafter = _write_config(name, decoder.drafter_config(plan.dtype, positions))
             drafts = {
                 "method": "eagle",
-                "model": str(folder / "drafter"),
+                "model": str(drafter),
                 "num_speculative_tokens": plan.drafts,
             }
         environment = engine_environment(name, plan.drafts > 0)
@@ -168,7 +167,6 @@ class Engines:
         for name, process in self._processes.items():
             if name not in self._failed:
                 process.stop()
-        self._folder.cleanup()
 
     def _request(self, sampler: str, action: str, **arguments: Any) -> Any:
         if sampler in self._failed:
@@ -178,9 +176,18 @@ class Engines:
         return process.receive(_ANSWER_S)
 
 
-def _write_config(folder: Path, config: dict[str, Any]) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+def _write_config(sampler: str, config: dict[str, Any]) -> Path:
+    """Write the config.json of a model for the engine of a sampler; return its folder.
+
+    A model has the same folder in each call, because vLLM's cache of torch.compile depends on it.
+    Engines that start together have folders of their own: each fills its own cache.
+    """
+    text = json.dumps(config, indent=2)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "fsbench" / "models" / f"{sampler}-{digest}"
+    write_into(folder, {"config.json": text})
+    return folder
 
 
 def cache_bytes(plan: DecodePlan, decoder: Decoder, tp: int) -> int:

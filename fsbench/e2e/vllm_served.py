@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
 import time
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -26,14 +27,13 @@ from fsbench.e2e.trace import read_profile
 from fsbench.errors import EngineFailed, describe
 
 _FIRST_PROFILED, _PROFILED = 4, 24  # the first step of a profile, and the number of its steps
-_TRACES = "traces"
 
 
 class ServingEngine:
     """A running engine, whose core is another process, as in serving.
 
     Args:
-        folder: contains config.json; traces are written below it.
+        folder: contains config.json.
         tp: number of GPUs.
         batches: batch sizes to decode; CUDA graphs are captured for them.
         kv_bytes: size of the KV cache on each GPU. Set so that engines can start at the same time:
@@ -56,7 +56,7 @@ class ServingEngine:
         vocabulary: int,
         drafts: dict[str, Any] | None = None,
     ):
-        self._folder = folder
+        self._traces = tempfile.TemporaryDirectory(prefix="fsbench-traces-")
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
         self._seed, self._vocabulary = seed, vocabulary
         self._requests = 0
@@ -78,7 +78,7 @@ class ServingEngine:
             compilation_config={"cudagraph_capture_sizes": sizes},
             profiler_config={
                 "profiler": "torch",
-                "torch_profiler_dir": str(self._folder / _TRACES),
+                "torch_profiler_dir": self._traces.name,
                 "torch_profiler_with_stack": False,
                 "torch_profiler_use_gzip": False,
                 "torch_profiler_dump_cuda_time_total": False,
@@ -102,7 +102,7 @@ class ServingEngine:
 
     def profile(self, b: int, requests: str) -> Profile:
         """Decode and profile a few steps in the middle, on the first rank."""
-        traces = self._folder / _TRACES
+        traces = Path(self._traces.name)
         before = set(traces.glob("*.pt.trace.json"))
         self._send(b, requests, min(self._output_tokens, 3 * _PROFILED))
         arrived: dict[str, list[float]] = {}

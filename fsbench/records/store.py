@@ -95,15 +95,9 @@ class Store:
         The environment is added to env.json under `resumed`, since versions may have changed, when
         the first line is appended. Nothing is written before.
         """
-        before = read_environment(folder)
+        resumed = resumed_environment(folder, environment)
         if points_file(folder).name == PACKED:
             raise ResultsError(f"{folder / PACKED}: expected {POINTS}; unpack it by gunzip first")
-        for name in ("gpu", "device", "cpu"):
-            if before.get(name) != environment.get(name):
-                raise ResultsError(
-                    f"{folder} was measured on another machine: expected {name} "
-                    f"{environment.get(name)!r}; got {before.get(name)!r}"
-                )
         store = cls._locked(folder)
         try:
             store.replace_records(read_records(folder))
@@ -112,7 +106,7 @@ class Store:
         except BaseException:
             store.close()
             raise
-        store._environment = {**before, "resumed": [*before.get("resumed", []), environment]}
+        store._environment = resumed
         return store
 
     @classmethod
@@ -277,6 +271,22 @@ def read_environment(folder: Path) -> dict[str, Any]:
         if name in environment and not fits(environment[name], hint):
             raise ResultsError(f"{path}: {name}: expected {hint}; got {environment[name]!r:.60}")
     return environment
+
+
+def resumed_environment(folder: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment record of a folder that is continued in another environment.
+
+    Raises:
+        ResultsError: the folder has no record, or was measured on another kind of machine.
+    """
+    before = read_environment(folder)
+    for name in ("gpu", "device", "cpu"):
+        if before.get(name) != environment.get(name):
+            raise ResultsError(
+                f"{folder} was measured on another machine: expected {name} "
+                f"{environment.get(name)!r}; got {before.get(name)!r}"
+            )
+    return {**before, "resumed": [*before.get("resumed", []), dict(environment)]}
 
 
 def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:

@@ -98,6 +98,20 @@ def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
 
 
 @pytest.mark.parametrize(
+    "command, kept",
+    [
+        ("fsbench run --preset lean --out x", "fsbench run"),
+        ("A_B=0 C=x fsbench e2e --engine vllm", "A_B=0 C=x fsbench e2e"),
+        ("fsbench verify --tier ci", ""),
+        ("cold=$(mktemp -d); fsbench run --preset quick", ""),
+        ("fsbench run", ""),
+    ],
+)
+def test_what_continues_a_job_keeps_its_variables(command, kept):
+    assert record.Job("job", command, 1).resumable == kept
+
+
+@pytest.mark.parametrize(
     "mode, resumed", [("run", "run --resume long"), ("verify", "verify ends long")]
 )
 @pytest.mark.parametrize("heeds", [True, False])

@@ -45,6 +45,48 @@ def test_everything_is_written(tmp_path):
     assert "head + sampling" in done.output and "|" not in done.output and "#" not in done.output
 
 
+def test_a_call_that_was_stopped_is_continued(tmp_path, monkeypatch):
+    """A run that one sampler lacks is repeated with both; the later of its lines counts."""
+    import fsbench.e2e.hf as hf
+
+    folder, decode = tmp_path / "run", hf.HfSession.decode
+    begun = []
+
+    def stopped(self, sampler, B, requests):
+        begun.append((B, sampler))
+        if len(begun) == 4:  # two runs of B = 1, and the first of B = 3 by one sampler
+            raise KeyboardInterrupt
+        return decode(self, sampler, B, requests)
+
+    monkeypatch.setattr(hf.HfSession, "decode", stopped)
+    two = ("--sampler", "flash_sample,multinomial", "--runs", "1")
+    done = start(*two, "--out", str(folder))
+    assert done.exit_code == 130 and f"fsbench e2e --resume {folder}" in done.output
+    assert not (folder / "e2e.csv").exists()
+
+    def resume(*arguments):
+        return CliRunner().invoke(app, ["e2e", "--resume", str(folder), *arguments])
+
+    begun.clear()
+    monkeypatch.setattr(hf.HfSession, "decode", lambda *a: begun.append(a[2:0:-1]) or decode(*a))
+    done = resume()
+    assert done.exit_code == 0, done.output
+    assert begun == [(3, "flash_sample"), (3, "multinomial")]
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    twice = [line["decoded"]["tpot_us"] for line in lines if "decoded" in line][2:4]
+    frame = pd.read_csv(folder / "e2e.csv").set_index(["sampler", "b"])
+    assert list(frame.runs) == [1] * 4 and (frame.draw_us > 0).all()
+    assert frame.tpot_ms["flash_sample", 3] == pytest.approx(twice[1] / 1e3)
+    facts = json.loads((folder / "env.json").read_text())
+    assert len(facts["resumed"]) == 1 and facts["options"]["batch"] == "1,3"
+    before = (folder / "steps.jsonl").read_bytes()
+    assert resume().exit_code == 0 and (folder / "steps.jsonl").read_bytes() == before
+    other = resume("--out", str(tmp_path / "other"))
+    assert "--out: expected without --resume" in str(other.exception)
+    (folder / "env.json").write_text(json.dumps({**facts, "cpu": "another"}))
+    assert "was measured on another machine: expected cpu" in str(resume().exception)
+
+
 def test_drafts_are_reported(tmp_path):
     done = start("--batch", "3", "--speculate", "2", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
@@ -58,6 +100,10 @@ def test_drafts_are_reported(tmp_path):
     assert frame.loc["flash_sample"].isna().accepted
     assert "accepted" in done.output and "2 drafts, ngram" in done.output
     assert "### Drafts" in (tmp_path / "run" / "e2e.md").read_text()
+    before = (tmp_path / "run" / "steps.jsonl").read_bytes()
+    done = CliRunner().invoke(app, ["e2e", "--resume", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run" / "steps.jsonl").read_bytes() == before  # nothing is missing
 
 
 def test_samplers_that_are_unavailable_or_fail_are_rows(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,11 @@ PLAN = DecodePlan((decoder("tiny"),), (1, 3), ("vllm", "flash_sample"), runs=2, 
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch):
+def fake(monkeypatch, tmp_path):
     paths = [str(FAKE), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.delenv("FAKE_VLLM", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.26.0")
     monkeypatch.setattr(vllm_engine, "unavailable_reason", lambda sampler, device: None)
 
@@ -87,6 +89,17 @@ def test_drafts_in_all_engines(tmp_path):
     assert frame.drafts["flash_sample"] == 2 and frame.accepted["flash_sample"] == 0.0
     page = (tmp_path / "run" / "e2e.md").read_text()
     assert "default requests, 2 drafts per step" in page and "accepted per step" in page
+
+
+def test_a_model_has_one_folder_and_each_sampler_its_own(tmp_path):
+    """vLLM's cache of torch.compile depends on the path of the model."""
+    config = decoder("tiny").config("bfloat16", 44)
+    folder = vllm_engine._write_config("vllm", config)
+    assert folder == vllm_engine._write_config("vllm", config) and folder.is_relative_to(tmp_path)
+    assert json.loads((folder / "config.json").read_text()) == config
+    longer = decoder("tiny").config("bfloat16", 45)
+    others = [vllm_engine._write_config(*each) for each in (("mine", config), ("vllm", longer))]
+    assert len({folder, *others}) == 3
 
 
 def test_environments_differ_in_the_sampler_only(monkeypatch, tmp_path):
