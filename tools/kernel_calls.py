@@ -8,15 +8,11 @@ Provider are used, so that the calls also run on other commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsbench import kernels
 from fsbench.discover import discover
@@ -28,6 +24,7 @@ from fsbench.kernels import (
     VocabShard,
 )
 from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.warming.absent_ranks import absent_ranks
 from fsbench.kernels.warming.offline import CHIPS, Chip
 from fsbench.problem import Problem
 from fsbench.provider import Provider, Shard
@@ -129,7 +126,7 @@ def ranked() -> Iterator[Call]:
 
 
 def _masses_of_ranks(kernel: str) -> None:
-    with other_ranks(2) as group:
+    with absent_ranks(2) as group:
         shard = VocabShard(bf16(V // 512 * 256, D), group)
         kernels.flash_sample(bf16(64, D), shard, **step(), return_logz=True, kernel=kernel)
 
@@ -296,30 +293,10 @@ def _launch(provider: Provider, problem: Problem, build: Any = None) -> None:
 def _launch_sharded(provider: Provider, ranks: int) -> None:
     assert provider.build_sharded is not None
     sizes = (V // ranks // 256 * 256,) * ranks
-    with other_ranks(ranks) as group:
+    with absent_ranks(ranks) as group:
         shard = Shard(bf16(sizes[0], D), sizes, 0, group)
         launch = provider.build_sharded(Problem(64, D, sum(sizes), tp=ranks), shard)
         launch(bf16(64, D), whole(1), whole(1))
-
-
-@contextmanager
-def other_ranks(ranks: int) -> Iterator[Any]:
-    """Yield a process group of ranks that do not exist; their memory is mocked."""
-
-    def gathered(facts: list[object], fact: object, group: object = None) -> None:
-        facts[:] = [fact] * len(facts)
-
-    rendezvous = mock.Mock(return_value=mock.Mock(buffer_ptrs=[0] * ranks))
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    try:
-        with (
-            mock.patch.object(dist, "all_gather_object", gathered),
-            mock.patch.multiple(symmetric, empty=torch.empty, rendezvous=rendezvous),
-            mock.patch.multiple(torch.cuda, device=mock.MagicMock(), synchronize=mock.Mock()),
-        ):
-            yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
 
 
 def plain() -> Iterator[Call]:

@@ -51,6 +51,9 @@ def warm(
             "launches with flash_sample or screened, for up to the largest --batch.",
         ),
     ] = "plain,rows",
+    tp: Annotated[
+        int, option("--tp", whole(), "GPUs of the model, for --request vllm: a shard on each.")
+    ] = 1,
     gpu: Annotated[
         str | None,
         option("--gpu", one_of(_chips), "GPU to compile for. Default: that of this machine."),
@@ -77,13 +80,17 @@ def warm(
     for name in requests:
         if name not in (*REQUESTS, *ENGINES):
             raise unknown_name("--request", name, (*REQUESTS, *ENGINES))
+    if tp > 1 and requests != ["vllm"]:
+        raise InvalidArgument(f"--tp: expected 1, or --request vllm; got {tp} and {request}")
     batches = int_list(batch, "--batch")
     calls: list[Callable[[], object]] = []
     for (_, D, V), kind in product(heads, requests):
         if kind in ENGINES:
             padded = -(-V // PADDING) * PADDING
-            spec = EngineSpec(ENGINES[kind], V, padded, D, dtype, None, max(batches))
-            calls += engine_calls(spec)
+            if padded % tp:
+                raise InvalidArgument(f"--tp: expected a divisor of {padded} rows; got {tp}")
+            spec = EngineSpec(ENGINES[kind], V, padded, D, dtype, None, max(batches), ranks=tp)
+            calls += [call for each in spec.of_all_ranks() for call in engine_calls(each)]
         else:
             calls += [Shape(kind, B, D, V, dtype) for B in batches]
     chip = CHIPS[gpu] if gpu else Chip.current()

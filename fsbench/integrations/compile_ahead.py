@@ -22,21 +22,27 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 
 from fsbench.errors import one_line
 from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
-from fsbench.integrations.routing import SCREENED, WHOLE_HEAD_NEEDS
+from fsbench.integrations.routing import SCREENED, SHARDED_HEAD_NEEDS, WHOLE_HEAD_NEEDS
+from fsbench.kernels import VocabShard
+from fsbench.kernels.warming.absent_ranks import absent_ranks
 from fsbench.kernels.warming.offline import DTYPES, Chip, compile_with_forks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 ROOM_BYTES = 256 << 20
 """Free space in bytes that Triton's cache needs for all kernels of an engine."""
@@ -57,12 +63,13 @@ class EngineSpec(NamedTuple):
     Attributes:
         sampler: flash_sample or screened.
         V: tokens of the vocabulary.
-        rows: rows of the LM head, with padding.
+        rows: rows of the LM head, with padding, on all ranks together.
         D: columns of the LM head.
         dtype: bf16 or fp16.
         soft_cap: as in Head.
         max_rows: rows of the largest batch.
         raw: as served_kinds takes it.
+        ranks, rank: GPUs of the model, which have equal shards of the head, and one of them.
     """
 
     sampler: str
@@ -73,24 +80,41 @@ class EngineSpec(NamedTuple):
     soft_cap: float | None
     max_rows: int
     raw: bool = True
+    ranks: int = 1
+    rank: int = 0
 
     @classmethod
     def of_head(cls, sampler: str, head: Head, max_rows: int, raw: bool) -> EngineSpec | None:
         """Return the spec of a loaded head, or None if its kernels are not compiled ahead."""
-        weight, names = head.weight, DTYPE_NAMES
-        if (
-            sampler not in SERVING
-            or not isinstance(weight, torch.Tensor)
-            or weight.dtype not in names
-        ):
+        if sampler not in SERVING:
             return None
-        rows, D = weight.shape
-        dtype = names[weight.dtype]
-        return cls(sampler, head.vocab_size, rows, D, dtype, head.soft_cap, max_rows, raw)
+        if isinstance(head.weight, VocabShard):
+            weight, sizes, rank = head.weight.weight, head.weight.sizes, head.weight.rank
+        else:
+            weight, sizes, rank = head.weight, [len(head.weight)], 0
+        if weight.dtype not in DTYPE_NAMES or len(set(sizes)) > 1:
+            return None
+        return cls(
+            sampler,
+            V=head.vocab_size,
+            rows=sum(sizes),
+            D=weight.shape[1],
+            dtype=DTYPE_NAMES[weight.dtype],
+            soft_cap=head.soft_cap,
+            max_rows=max_rows,
+            raw=raw,
+            ranks=len(sizes),
+            rank=rank,
+        )
 
     def draw_kinds(self) -> list[DrawKind]:
         """Return the kinds of draws that this engine serves, the most common first."""
-        return served_kinds(WHOLE_HEAD_NEEDS, self.raw, self.sampler == SCREENED)
+        needs = WHOLE_HEAD_NEEDS if self.ranks == 1 else SHARDED_HEAD_NEEDS
+        return served_kinds(needs, self.raw, self.sampler == SCREENED)
+
+    def of_all_ranks(self) -> list[EngineSpec]:
+        """Return the specs of all ranks, which differ in a few kernels."""
+        return [self._replace(rank=rank) for rank in range(self.ranks)]
 
 
 @dataclass(frozen=True)
@@ -102,15 +126,24 @@ class KindCall:
 
     def __str__(self) -> str:
         options = [name for name, value in self.kind._asdict().items() if value] or ["plain"]
-        return f"{self.spec.sampler} {'+'.join(options)} D={self.spec.D} V={self.spec.V}"
+        rank = f" rank {self.spec.rank} of {self.spec.ranks}" if self.spec.ranks > 1 else ""
+        return f"{self.spec.sampler} {'+'.join(options)} D={self.spec.D} V={self.spec.V}{rank}"
 
     def __call__(self) -> None:
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
-        weight = torch.zeros(spec.rows, spec.D, dtype=dtype, device="cuda")
-        screened = spec.sampler == SCREENED
-        draw = FlashSampleDraw(Head(weight, spec.V, spec.soft_cap), screened=screened)
+        rows = torch.zeros(spec.rows // spec.ranks, spec.D, dtype=dtype, device="cuda")
         hidden = torch.zeros(spec.max_rows, spec.D, dtype=dtype, device="cuda")
-        warm(draw, self.kind, hidden, spec.V)
+        group = nullcontext(None) if spec.ranks == 1 else absent_ranks(spec.ranks, spec.rank)
+        with group as others:
+            weight = rows if others is None else shard_of(rows, others, spec.V, spec.max_rows)
+            head = Head(weight, spec.V, spec.soft_cap)
+            draw = FlashSampleDraw(head, screened=spec.sampler == SCREENED)
+            warm(draw, self.kind, hidden, spec.V)
+
+
+def shard_of(weight: Tensor, group: ProcessGroup, V: int, max_rows: int) -> VocabShard:
+    """Return a rank's shard of an LM head, with room to exchange the rows of the largest batch."""
+    return VocabShard(weight, group, vocab_size=V, slots=max(4096, max_rows))
 
 
 def engine_calls(spec: EngineSpec) -> list[KindCall]:
@@ -292,7 +325,8 @@ def main() -> None:
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     spec, chip, parent = pipe.recv()
     os.nice(10)  # the engine loads at the same time
-    processes = max(1, min(_MAX_PROCESSES, len(os.sched_getaffinity(0)) - 1))
+    # Ranks of one machine share its cores.
+    processes = max(1, min(_MAX_PROCESSES, (len(os.sched_getaffinity(0)) - 1) // spec.ranks))
     watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     watch.start()
     try:

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fsbench.integrations.compile_ahead import DTYPE_NAMES, PADDING, EngineSpec
 from fsbench.integrations.draw import SERVING, TokenLogprobs
-from fsbench.integrations.routing import Need, logprob_needs
+from fsbench.integrations.routing import FLASH_SAMPLE, Need, logprob_needs
 from fsbench.integrations.vllm_expected import ExpectedApi, check_parts, find
 from fsbench.kernels import Penalties, TokenHistory
 
@@ -123,11 +124,12 @@ def parts(runner: Any) -> dict[str, Any]:
 def engine_spec(runner: Any, sampler: str) -> EngineSpec | None:
     """Return what a runner will launch, from its configuration, before its model is loaded.
 
-    None where nothing is compiled ahead: several GPUs, LoRA, another sampler or dtype.
+    None where nothing is compiled ahead: LoRA, another sampler or dtype.
     """
     model = runner.model_config
-    sharded = runner.parallel_config.tensor_parallel_size > 1
-    if sampler not in SERVING or sharded or runner.lora_config or model.dtype not in DTYPE_NAMES:
+    ranks = runner.parallel_config.tensor_parallel_size
+    samplers = SERVING if ranks == 1 else (FLASH_SAMPLE,)
+    if sampler not in samplers or runner.lora_config or model.dtype not in DTYPE_NAMES:
         return None
     V = model.get_vocab_size()
     return EngineSpec(
@@ -139,6 +141,8 @@ def engine_spec(runner: Any, sampler: str) -> EngineSpec | None:
         soft_cap=getattr(model.hf_text_config, "final_logit_softcapping", None),
         max_rows=runner.max_num_reqs * (1 + draft_steps(runner)),
         raw=model.logprobs_mode == "raw_logprobs",
+        ranks=ranks,
+        rank=dist.get_rank(find(TP_GROUP)().cpu_group) if ranks > 1 else 0,
     )
 
 

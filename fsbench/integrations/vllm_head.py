@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fsbench.integrations.compile_ahead import shard_of
 from fsbench.integrations.draw import Head
 from fsbench.integrations.vllm_0_26 import TP_GROUP, draft_steps
 from fsbench.integrations.vllm_expected import find
-from fsbench.kernels import VocabShard
 
 _UNQUANTIZED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 _NO_HEAD = "model: no lm_head.weight and logits_processor"
@@ -67,8 +67,8 @@ def find_head(runner: Any) -> LoadedHead | str:
     V, soft_cap = owner.logits_processor.org_vocab_size, owner.logits_processor.soft_cap
     if group is None:
         return LoadedHead(Head(weight, V, soft_cap), weight, 0)
-    slots = max(4096, runner.max_num_reqs * (1 + draft_steps(runner)))
-    shard = VocabShard(weight, group.device_group, vocab_size=V, slots=slots)
+    max_rows = runner.max_num_reqs * (1 + draft_steps(runner))
+    shard = shard_of(weight, group.device_group, V, max_rows)
     shared = weight.untyped_storage().data_ptr() == shard.weight.untyped_storage().data_ptr()
     return LoadedHead(Head(shard, V, soft_cap), weight, 0 if shared else shard.weight.nbytes)
 

@@ -192,7 +192,8 @@ class RunnerPlugin:
         if ahead is None:
             return []
         ahead.wait([kind for kind in draw_kinds if kind.is_common])
-        ahead.wait(draw_kinds, WAIT_S)
+        # Ranks draw together, so none may leave a kind to vLLM that another one draws.
+        ahead.wait(draw_kinds, WAIT_S if ahead.spec.ranks == 1 else None)
         waiting = [kind for kind in draw_kinds if not ahead.is_ready(kind)]
         if waiting and not ahead.is_running:
             _LOG.warning(

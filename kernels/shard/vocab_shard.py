@@ -111,6 +111,7 @@ class VocabShard(Keyed):
         weight: [num_tokens or more, D], the rows that this rank draws from.
         first_token, num_tokens: Their tokens.
         vocab_size, rank, ranks, group: As passed, or of the group.
+        sizes: The rows of each rank's weight.
 
     Raises:
         InvalidType, InvalidArgument: A weight that flash_sample does not take; D, dtype or device
@@ -144,14 +145,13 @@ class VocabShard(Keyed):
                     f"weight: expected the same D, dtype and device on all ranks; got {form} "
                     f"on rank {self.rank}, {other} on rank {rank}"
                 )
-        sizes = [size for size, _ in facts]
+        self.sizes = sizes = [size for size, _ in facts]
         V = check_integer("vocab_size", sum(sizes) if vocab_size is None else vocab_size, 1, 2**31)
-        bounds = block_bounds(sizes, V)
+        self._bounds = bounds = block_bounds(sizes, V)
         self.vocab_size = V
         self.first_token = bounds[self.rank]
         self.num_tokens = bounds[self.rank + 1] - self.first_token
         self.slots = slots
-        self._split = (sizes, bounds)
         self._source, self._rows = Source(weight), weight
         self.weight = _rows_of_blocks(weight, sizes, bounds, self.rank, self.group)
         self.line = _line(self, slots) if self._maps_memory() else None
@@ -165,8 +165,7 @@ class VocabShard(Keyed):
         Raises:
             InvalidArgument: The weight has changed, and a rank draws from a copy of its rows.
         """
-        sizes, bounds = self._split
-        if any(bound != sum(sizes[:rank]) for rank, bound in enumerate(bounds[:-1])):
+        if any(bound != sum(self.sizes[:rank]) for rank, bound in enumerate(self._bounds[:-1])):
             self._source.check("shard", self._rows)
 
     def refresh(self, weight: Tensor | None = None) -> None:
@@ -179,7 +178,7 @@ class VocabShard(Keyed):
         """
         old, new = self._rows, self._rows if weight is None else weight
         check_tensor("weight", new, [old.dtype], [tuple(old.shape)], old.device)
-        sizes, bounds = self._split
+        sizes, bounds = self.sizes, self._bounds
         self._source, self._rows = Source(new), new
         rows = _rows_of_blocks(new, sizes, bounds, self.rank, self.group)
         if bounds[self.rank + 1] > sum(sizes[: self.rank + 1]):

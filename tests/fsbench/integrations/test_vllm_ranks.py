@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import types
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 from fake_vllm import LMHead, Model, install
 from fake_vllm_states import V, params
 from ranks import on_ranks
 from vllm_play import Play
 
 from fsbench.integrations import vllm as plugin
+from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, engine_calls, shard_of
+from fsbench.integrations.draw import FlashSampleDraw, Head
+from fsbench.integrations.draw_kinds import warm
+from fsbench.integrations.vllm_0_26 import engine_spec
 
-FIRST = 352  # rows of rank 0; not a multiple of 256, so that it copies rows of rank 1
+FIRST = 352  # tokens of rank 0; not a multiple of 256, so that it copies rows of rank 1
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "greedy": {"temperature": 0},
@@ -33,7 +42,9 @@ class ShardedModel(Model):
         super().__init__(padding=0)
         self.whole = self.lm_head
         self.rows = slice(0, FIRST) if rank == 0 else slice(FIRST, V)
-        self.lm_head = LMHead(self.whole.weight[self.rows].clone(), V)
+        rows = self.whole.weight[self.rows]
+        padding = rows.new_zeros(FIRST - len(rows), rows.shape[1])
+        self.lm_head = LMHead(torch.cat((rows, padding)), V)
         indices = self.lm_head.shard_indices
         indices.org_vocab_start_index, indices.org_vocab_end_index = self.rows.start, self.rows.stop
 
@@ -43,7 +54,8 @@ class ShardedModel(Model):
     def load_weights(self, weights: Any) -> set[str]:
         ((_, weight),) = weights
         self.whole.weight.copy_(weight)
-        self.lm_head.weight.copy_(weight[self.rows])
+        rows = weight[self.rows]
+        self.lm_head.weight[: len(rows)] = rows
         return {"lm_head.weight"}
 
 
@@ -83,6 +95,10 @@ def on_rank(rank: int, ranks: int) -> tuple[Any, ...]:
     with pytest.MonkeyPatch.context() as patch:
         model = ShardedModel(rank)
         runner = loaded(patch, model, ranks)
+        head = runner._fsbench._head.head
+        spec = EngineSpec.of_head("flash_sample", head, runner.max_num_reqs, True)
+        assert spec == engine_spec(runner, "flash_sample") and (spec.ranks, spec.rank) == (2, rank)
+        assert engine_spec(runner, "screened") is None
         tokens = outputs(runner, model.whole.weight)
         counts = runner._fsbench.sampling.counts.as_dict()
         copied = runner.model_memory_usage - 1000
@@ -105,3 +121,46 @@ def test_ranks_draw_what_one_gpu_draws():
     for sharded, whole in zip(tokens, alone, strict=True):
         assert {kind: sharded[kind] for kind in KINDS} == {kind: whole[kind] for kind in KINDS}
     assert tokens[0] != tokens[1]
+
+
+def compiled_by_a_rank(rank: int, ranks: int, cache: str) -> list[str]:
+    """Draw all kinds from a shard; return the kernels that were not compiled ahead."""
+    os.environ["TRITON_CACHE_DIR"] = cache
+    spec = EngineSpec("flash_sample", 40_000, 40_000, 1024, "bf16", None, 300, True, ranks, rank)
+    ahead = CompileAhead(spec)
+    assert ahead.wait(spec.draw_kinds()), ahead.failure
+    compiled: list[str] = []
+
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        compiled.extend([] if cache_hit else [src.name])
+
+    triton.knobs.compilation.listener = listen
+    rows = torch.zeros(spec.rows // ranks, spec.D, dtype=torch.bfloat16, device="cuda")
+    head = Head(shard_of(rows, dist.group.WORLD, spec.V, spec.max_rows), spec.V)
+    assert EngineSpec.of_head(spec.sampler, head, spec.max_rows, spec.raw) == spec
+    draw, hidden = FlashSampleDraw(head), rows[: spec.max_rows]
+    for kind in spec.draw_kinds():
+        warm(draw, kind, hidden, spec.V)
+    return compiled
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_ranks_find_what_was_compiled_ahead(tmp_path):
+    assert on_ranks(2, compiled_by_a_rank, 2, str(tmp_path), backend="nccl") == [[], []]
+
+
+@pytest.mark.full
+def test_warm_compiles_for_all_ranks(tmp_path):
+    command = [sys.executable, "-m", "fsbench", "warm", "--d", "64", "--v", "1024", "--gpu", "h100"]
+    command += ["--request", "vllm", "--tp", "2", "--batch", "1", "--json"]
+    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    calls = {kernel["call"] for kernel in json.loads(done.stdout)["kernels"]}
+    spec = EngineSpec("flash_sample", 1024, 1024, 64, "bf16", None, 1, ranks=2)
+    assert len(engine_calls(spec)) == 8
+    assert calls and calls <= {
+        str(call) for each in spec.of_all_ranks() for call in engine_calls(each)
+    }

@@ -60,6 +60,7 @@ def test_every_request_is_answered(results, call):
 def test_each_rank_counts_what_it_served_and_why_not(results):
     one, two, log = results
     assert "fsbench: flash_sample draws" in log
+    assert log.count("kernels compiled ahead in") == 2  # by each rank
     assert len(two["counts"]) == 2 and two["counts"][0] == two["counts"][1]
     (alone,) = one["counts"]
     assert not alone["left"]
