@@ -269,8 +269,7 @@ def test_integrations_use_what_is_public():
         f"{name} imports {imported}"
         for name in INTEGRATIONS
         for imported in project_imports(name)
-        if imported.startswith(SAMPLER_ROOMS)
-        and imported not in ("fsbench.kernels", *WARMING)
+        if imported.startswith(SAMPLER_ROOMS) and imported not in ("fsbench.kernels", *WARMING)
     ]
 
 
