@@ -38,6 +38,7 @@ from fsbench.kernels.fused import api
 from fsbench.kernels.launch.launch_cache import LAUNCHES
 from fsbench.kernels.launch.workspace import forget_workspaces
 from fsbench.kernels.truncated.api import truncated_sample
+from fsbench.kernels.warming.launchers import build_launcher
 
 _CLOCKS = ("clock_rate", "memory_clock_rate", "memory_bus_width")
 
@@ -330,7 +331,7 @@ def _send_compilation(sender: Connection, key: _Key, launch: Launch) -> None:
     begin = time.perf_counter()
     triton.knobs.compilation.listener = listen
     try:
-        launch.compile()
+        build_launcher(launch.compile())
     except Exception as error:
         sender.send(RuntimeError(f"{key[0]}: {one_line(error)}"))
     else:

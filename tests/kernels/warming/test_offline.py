@@ -10,6 +10,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
+from compile_kernels import OLDEST, tritons
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -65,6 +66,32 @@ def test_an_interpreter_compiles_nothing(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ValueError, match="TRITON_INTERPRET: expected 0"):
         list(compiled(CHIPS["h200"], [Shape("plain", 1, 64, 512, "bf16")], 1))
+
+
+OLDER = """
+import triton
+from fsbench.kernels.warming.offline import CHIPS, Shape, compiled
+if __name__ == "__main__":
+    shape = Shape("plain", 1, 64, 1024, "bf16")
+    print(len(list(compiled(CHIPS["h100"], [shape], 1))), triton.__version__)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="builds a library of Linux")
+def test_the_functions_that_launch_are_built_too(cache, monkeypatch, tmp_path):
+    """Triton 3.6 builds one in C for each signature. It needs the driver's library: here a stub."""
+    (tmp_path / "stub.c").write_text("int cuGetErrorString(int e, void* s) { return 0; }\n")
+    library = ["-shared", "-fPIC", "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", "stub.c", *library], cwd=tmp_path, check=True)
+    (tmp_path / "warm.py").write_text(OLDER)
+    for variable in ("TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tritons()[OLDEST]), prepend=os.pathsep)
+    command = [sys.executable, "warm.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", OLDEST]
+    assert len(list(tmp_path.rglob("__triton_launcher*.so"))) == 1
 
 
 LAUNCHED = """
