@@ -16,13 +16,16 @@ import triton
 from fake_vllm import LMHead, Model, install
 from fake_vllm_states import V, params
 from ranks import on_ranks
+from typer.testing import CliRunner
 from vllm_play import Play
 
+from fsbench.cli import app
 from fsbench.integrations import vllm as plugin
 from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, engine_calls, shard_of
 from fsbench.integrations.draw import FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import warm
 from fsbench.integrations.vllm_0_26 import engine_spec
+from fsbench.kernels.warming import offline
 
 FIRST = 352  # tokens of rank 0; not a multiple of 256, so that it copies rows of rank 1
 KINDS: dict[str, dict[str, Any]] = {
@@ -150,17 +153,42 @@ def test_ranks_find_what_was_compiled_ahead(tmp_path):
     assert on_ranks(2, compiled_by_a_rank, 2, str(tmp_path), backend="nccl") == [[], []]
 
 
-@pytest.mark.full
-def test_warm_compiles_for_all_ranks(tmp_path):
-    command = [sys.executable, "-m", "fsbench", "warm", "--d", "64", "--v", "1024", "--gpu", "h100"]
-    command += ["--request", "vllm", "--tp", "2", "--batch", "1", "--json"]
-    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
-    )
-    calls = {kernel["call"] for kernel in json.loads(done.stdout)["kernels"]}
+def test_warm_compiles_for_all_ranks(monkeypatch):
+    asked: list[str] = []
+
+    def compiled(chip: Any, calls: Any, processes: int) -> list[Any]:
+        asked.extend(map(str, calls))
+        return []
+
+    monkeypatch.setattr(offline, "compiled", compiled)
+    head = ("--d", "64", "--v", "1024", "--gpu", "h100", "--batch", "1")
+    done = CliRunner().invoke(app, ["warm", *head, "--request", "vllm", "--tp", "2"])
+    assert done.exit_code == 0, done.output
     spec = EngineSpec("flash_sample", 1024, 1024, 64, "bf16", None, 1, ranks=2)
-    assert len(engine_calls(spec)) == 8
-    assert calls and calls <= {
-        str(call) for each in spec.of_all_ranks() for call in engine_calls(each)
-    }
+    assert asked == [str(call) for each in spec.of_all_ranks() for call in engine_calls(each)]
+    assert len(set(asked)) == 2 * 8
+    for wrong in (("--request", "plain", "--tp", "2"), ("--request", "vllm", "--tp", "3")):
+        assert "--tp: expected" in str(CliRunner().invoke(app, ["warm", *head, *wrong]).exception)
+
+
+LAUNCHED = """
+import json, sys
+from fsbench.integrations.compile_ahead import EngineSpec, engine_calls
+from fsbench.kernels.warming import offline
+offline.use_cpu_guard()
+for spec in EngineSpec(*json.loads(sys.argv[1])).of_all_ranks():
+    for call in engine_calls(spec):
+        with offline.without_gpu(offline.CHIPS["h100"]) as launches:
+            call()
+        print(*(launch.kernel.__name__ for launch in launches))
+"""
+
+
+@pytest.mark.full
+def test_the_kernels_of_a_shard_are_known_without_its_peers():
+    spec = EngineSpec("flash_sample", 4096, 4096, 64, "bf16", None, 1, ranks=2)
+    command = [sys.executable, "-c", LAUNCHED, json.dumps(spec)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * 8 and all("flash_sampling_kernel" in line for line in lines)
