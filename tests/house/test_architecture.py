@@ -260,8 +260,8 @@ def test_a_file_at_the_top_defines_a_provider_and_a_package_never_does():
 INTEGRATIONS = [name for name in HARNESS if name.startswith("fsbench.integrations")]
 """Integrations into engines: they use the kernels through the public API, as any user does."""
 
-
 WARMING = [f"fsbench.kernels.warming.{name}" for name in ("offline", "absent_ranks")]
+"""Modules that compile for engines."""
 
 
 def test_integrations_use_what_is_public():
