@@ -149,7 +149,7 @@ class StepStore:
         statuses: case -> why it has no (more) samples, one of records.cell.STATUSES.
 
     Raises:
-        ResultsError: the folder has results already, has none to continue, or is not writable.
+        ResultsError: the folder has results already, lacks results to continue, or is not writable.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, Any], resume: bool = False):
