@@ -186,7 +186,7 @@ class Preparation:
         """Make the inputs of a batch and prepare its samplers; record those that fail."""
         recorder = self.recorder
         # If making the inputs ends this process, the first cell is given up, then the second.
-        recorder.enter(batch.samplers[0][1], ", inputs", "inputs")
+        recorder.enter_together(batch.samplers[0][1], ", inputs", "inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:

@@ -70,6 +70,15 @@ class Recorder:
         self.show(cell, activity)
         self.begin(cell)
 
+    def enter_together(self, cell: Cell, activity: str, phase: str) -> None:
+        """Enter a phase; no rank leaves before the cell is recorded.
+
+        A rank that then dies at once would otherwise be taken for a failure of the cell before.
+        """
+        self.enter(cell, activity, phase)
+        if self.team:
+            self.team.gather(None)
+
     def show(self, cell: Cell, activity: str) -> None:
         """Report the activity of a cell."""
         problem = cell.problem
@@ -90,7 +99,7 @@ class Recorder:
 
         The cell then has a status and is finished.
         """
-        self.enter(cell, activity, phase)
+        self.enter_together(cell, activity, phase)
         result, failure = None, None
         try:
             result = work()

@@ -10,8 +10,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
+from cells import cell
+
 from fsbench.measure import supervisor
 from fsbench.measure.plan import Job
+from fsbench.measure.recorder import Recorder
+from fsbench.records.store import Store
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,39 @@ def test_a_failure_is_not_forgotten_while_another_rank_goes_on(monkeypatch):
     job = Job(Plan(), [], [], "cpu", [0, 1], "cpu", "cold", seconds=20.0, together=True)
     supervisor.measure(job, lambda: played, report)
     assert played.statuses == [("the cell", "check_failed", "rank 1: wrong tokens")]
+
+
+class Threads:
+    """A team whose ranks are two threads."""
+
+    def __init__(self):
+        self._barrier = threading.Barrier(2)
+
+    def gather(self, value):
+        self._barrier.wait(20)
+        return [None, None]
+
+
+def test_no_rank_works_on_a_cell_before_its_name_is_known():
+    """If it dies, the cell before would be given up in its place."""
+    events, team = [], Threads()
+
+    def begin(named):
+        time.sleep(0.2)
+        events.append("known")
+
+    def work():
+        events.append("work")
+
+    ranks = [
+        Recorder(Store.replica(), team=team, **({"begin": begin} if rank == 0 else {}))
+        for rank in range(2)
+    ]
+    threads = [
+        threading.Thread(target=rank.part, args=(cell(tp=2), "", "timing", work)) for rank in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert events == ["known", "work", "work"]
