@@ -46,8 +46,9 @@ record: setup
 
 $(if $(T),test) test-all: $(OLDEST_TRITON)
 
-# One thread per process, because pytest-xdist starts one worker per core.
-ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
+# One worker more than cores, because some tests wait for processes; one thread for each.
+WORKERS := $(shell expr $$(nproc) + 1)
+ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) --dist worksteal
 
 # T=tests/kernels/noise: all tests of one folder or file, including the slow ones.
 test: setup
