@@ -113,7 +113,7 @@ class EngineSpec(NamedTuple):
         return served_kinds(needs, self.raw, self.sampler == SCREENED)
 
     def of_all_ranks(self) -> list[EngineSpec]:
-        """Return the specs of all ranks, which differ in a few kernels."""
+        """Return the specs of all ranks, whose kernels may differ."""
         return [self._replace(rank=rank) for rank in range(self.ranks)]
 
 

@@ -8,9 +8,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
-from torch.distributed import ProcessGroup
-from torch.testing._internal.distributed.fake_pg import FakeStore
+
+if dist.is_available():  # builds of torch without it have no ranks
+    import torch.distributed._symmetric_memory as symmetric
+    from torch.distributed import ProcessGroup
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @contextmanager
