@@ -180,7 +180,7 @@ def _write_config(sampler: str, config: dict[str, Any]) -> Path:
     """Write the config.json of a model for the engine of a sampler; return its folder.
 
     A model has the same folder in each call, because vLLM's cache of torch.compile depends on it.
-    Engines that start together have folders of their own: each fills its own cache.
+    Engines that start together have separate folders, so that each fills a separate cache.
     """
     text = json.dumps(config, indent=2)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -154,10 +154,10 @@ def test_ranks_find_what_was_compiled_ahead(tmp_path):
 
 
 def test_warm_compiles_for_all_ranks(monkeypatch):
-    asked: list[str] = []
+    names: list[str] = []
 
     def compiled(chip: Any, calls: Any, processes: int) -> list[Any]:
-        asked.extend(map(str, calls))
+        names.extend(map(str, calls))
         return []
 
     monkeypatch.setattr(offline, "compiled", compiled)
@@ -165,8 +165,8 @@ def test_warm_compiles_for_all_ranks(monkeypatch):
     done = CliRunner().invoke(app, ["warm", *head, "--request", "vllm", "--tp", "2"])
     assert done.exit_code == 0, done.output
     spec = EngineSpec("flash_sample", 1024, 1024, 64, "bf16", None, 1, ranks=2)
-    assert asked == [str(call) for each in spec.of_all_ranks() for call in engine_calls(each)]
-    assert len(set(asked)) == 2 * 8
+    assert names == [str(call) for each in spec.of_all_ranks() for call in engine_calls(each)]
+    assert len(set(names)) == 2 * 8
     for wrong in (("--request", "plain", "--tp", "2"), ("--request", "vllm", "--tp", "3")):
         assert "--tp: expected" in str(CliRunner().invoke(app, ["warm", *head, *wrong]).exception)
 
