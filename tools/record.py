@@ -63,8 +63,8 @@ class Job:
     needs: str = ""
 
     @property
-    def resumable(self) -> str:
-        """The part of the command that --resume continues, with its variables; or nothing."""
+    def resume_command(self) -> str:
+        """The start of the command, with its variables, if --resume continues it; else ''."""
         start = re.match(r"([A-Z\d_]+=\S+ )*fsbench (run|e2e)(?= )", self.command)
         return start[0] if start else ""
 
@@ -204,7 +204,7 @@ class Recorder:
                 for job in list(waiting):
                     # A job that was stopped needs more than the time that it had.
                     spent = self.state.get(job.name, {}).get("seconds", 0)
-                    needs = WORTH_S if job.resumable else max(job.seconds, spent)
+                    needs = WORTH_S if job.resume_command else max(job.seconds, spent)
                     if needs <= remaining_s and (gpus := self.free(job)):
                         waiting.remove(job)
                         self.start(job, gpus)
@@ -252,8 +252,8 @@ class Recorder:
         """Return the path that a job writes to, and its command."""
         entry = self.state.get(job.name)
         out = self.folder / (entry["out"] if entry else self.unused(job))
-        if entry and job.resumable and (out / "env.json").exists():
-            return out, f"{job.resumable} --resume {shlex.quote(str(out))}"
+        if entry and job.resume_command and (out / "env.json").exists():
+            return out, f"{job.resume_command} --resume {shlex.quote(str(out))}"
         degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
         return out, fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
 

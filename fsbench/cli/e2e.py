@@ -23,6 +23,7 @@ from fsbench.cli.options import (
     one_of,
     option,
     repeatable,
+    require_one_folder,
     whole,
 )
 from fsbench.cli.parsing import int_list
@@ -114,8 +115,7 @@ def e2e(
     from fsbench.machine.packages import package_version
     from fsbench.records.store import new_folder
 
-    if out and resume:
-        raise InvalidArgument("--out: expected without --resume, which names the folder already")
+    require_one_folder(out, resume)
     device = device_to_use(device)
     on_gpu = device == "cuda"
     names = _names(model) if model else ["qwen3-1.7b" if on_gpu else "tiny"]

@@ -282,6 +282,12 @@ ResumedFolder = Annotated[
 ]
 
 
+def require_one_folder(out: Path | None, resume: Path | None) -> None:
+    """Raise InvalidArgument if both --out and --resume name a folder."""
+    if out and resume:
+        raise InvalidArgument("--out: expected without --resume, which names the folder already")
+
+
 def repeatable(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that env.json records, for `options_of_folder`."""
     return {

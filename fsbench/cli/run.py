@@ -11,7 +11,7 @@ import typer
 
 from fsbench import interrupts
 from fsbench.cli.devices import device_to_use, require_energy, require_gpus
-from fsbench.cli.options import grouped, repeatable
+from fsbench.cli.options import grouped, repeatable, require_one_folder
 from fsbench.cli.run_options import (
     Distribution,
     Machine,
@@ -53,8 +53,7 @@ def run(
     from fsbench.measure.plan import torchrun_rank
     from fsbench.records.store import require_empty
 
-    if output.out and output.resume:
-        raise InvalidArgument("--out: expected without --resume, which names the folder already")
+    require_one_folder(output.out, output.resume)
     samplers.require_known()
     several = max(machine.degrees()) > 1
     rank = None

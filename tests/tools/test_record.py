@@ -108,7 +108,7 @@ def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
     ],
 )
 def test_what_continues_a_job_keeps_its_variables(command, kept):
-    assert record.Job("job", command, 1).resumable == kept
+    assert record.Job("job", command, 1).resume_command == kept
 
 
 @pytest.mark.parametrize(
