@@ -225,6 +225,16 @@ class Recorder:
                 return [gpu]
         return []
 
+    def cores(self, gpus: list[str]) -> set[int]:
+        """Return the share of these GPUs in the cores, so that no job's compilers slow another."""
+        cores = sorted(os.sched_getaffinity(0))
+        mine = {
+            core
+            for place, core in enumerate(cores)
+            if self.gpus[place * len(self.gpus) // len(cores)] in gpus
+        }
+        return mine or set(cores)  # fewer cores than GPUs
+
     def start(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
         out, command = self.call(job)
@@ -235,6 +245,8 @@ class Recorder:
         out.parent.mkdir(parents=True, exist_ok=True)
         self.note(job, out=str(out.relative_to(self.folder)), commit=self.commit)
         began = time.monotonic()
+        every_core = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores(gpus))  # the job inherits it
         with open(self.folder / "log" / f"{job.name}.txt", "ab") as log:
             process = subprocess.Popen(
                 ["bash", "-c", command],
@@ -245,6 +257,7 @@ class Recorder:
                 start_new_session=True,
                 pass_fds=[self.lock.fileno()],
             )
+        os.sched_setaffinity(0, every_core)
         self.running.append(Started(job, gpus, process, began))
         print(f"{job.name}: started on GPU {','.join(gpus)}", flush=True)
 

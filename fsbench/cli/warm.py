@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
 from itertools import product
@@ -23,6 +22,7 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import console, table
+from fsbench.cores import usable_cores
 from fsbench.errors import InvalidArgument, unknown_name
 
 ENGINES = {"vllm": "flash_sample", "vllm-screened": "screened"}
@@ -97,7 +97,7 @@ def warm(
     begin = time.perf_counter()
     kernels = []
     screen = console(stderr=True)
-    num_processes = processes or len(os.sched_getaffinity(0))
+    num_processes = processes or usable_cores()
     screen.print(
         f"{chip.name}: {len(calls)} kinds of calls, {num_processes} processes; starting them"
     )

@@ -33,6 +33,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fsbench.cores import usable_cores
 from fsbench.errors import one_line
 from fsbench.integrations.draw import SERVING, FlashSampleDraw, Head
 from fsbench.integrations.draw_kinds import DrawKind, served_kinds, warm
@@ -326,7 +327,7 @@ def main() -> None:
     spec, chip, parent = pipe.recv()
     os.nice(10)  # the engine loads at the same time
     # Ranks of one machine share its cores.
-    processes = max(1, min(_MAX_PROCESSES, (len(os.sched_getaffinity(0)) - 1) // spec.ranks))
+    processes = max(1, min(_MAX_PROCESSES, (usable_cores() - 1) // spec.ranks))
     watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     watch.start()
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import fsbench
+from fsbench.cores import usable_cores
 from fsbench.errors import InvalidArgument, shown
 from fsbench.machine import hardware
 from fsbench.machine.packages import package_version
@@ -55,7 +56,7 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
         "device": kind,
         "gpu": torch.cuda.get_device_name(device) if kind == "cuda" else "",
         "cpu": hardware.cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "driver": gpus[0].driver if gpus else None,
         "cuda": torch.version.cuda,
         **{name: package_version(package) for name, package in _PACKAGES.items()},

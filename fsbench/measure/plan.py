@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsbench.cores import usable_cores
 from fsbench.discover import Found
 from fsbench.errors import InvalidArgument, as_text
 from fsbench.machine import hardware
@@ -93,7 +94,7 @@ class Plan:
             return requested or 0
         memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
         largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in self.problems)
-        return max(0, min(_MOST_WARMERS, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
+        return max(0, min(_MOST_WARMERS, usable_cores() - 2, memory // (4 * largest)))
 
     def cells(self, gpu: str, timer: str, l2: str) -> list[Cell]:
         """Return the cells of all samplers that could be imported, in order."""

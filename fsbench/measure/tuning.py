@@ -8,7 +8,6 @@ gets one config for all D if one is about the fastest on all of them, else one f
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs, reference
+from fsbench.cores import usable_cores
 from fsbench.discover import available, discover
 from fsbench.errors import describe
 from fsbench.problem import Problem
@@ -98,7 +98,7 @@ def _compile_all(
 
     Yields (B, config, "" or why it cannot run) as they are done.
     """
-    workers = max(1, min(_WORKERS, len(jobs), (os.cpu_count() or 2) - 1))
+    workers = max(1, min(_WORKERS, len(jobs), usable_cores() - 1))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = {
             pool.submit(_compile, name, paths, problem, config): (B, config)

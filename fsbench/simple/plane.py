@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsbench.cores import usable_cores
 from fsbench.errors import FsbenchError, InvalidArgument
 from fsbench.simple.native import core
 from fsbench.simple.ring import Ring, RingShape
@@ -17,14 +17,6 @@ from fsbench.simple.ring import Ring, RingShape
 
 class PlaneStalled(FsbenchError, RuntimeError):
     """A step was not decided in time: the samplers have ended, or get no CPU time."""
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
 
 
 def uniforms(out: Tensor, seed: Tensor, offset: Tensor) -> None:
@@ -68,7 +60,7 @@ class Plane:
         buffer: Tensor | None = None,
     ):
         self.shape = shape
-        self.samplers = samplers or cores()
+        self.samplers = samplers or usable_cores()
         self.requests = requests
         self.ring = Ring(shape, buffer)
         self._core = core()

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsbench.cores import usable_cores
 from fsbench.errors import InvalidArgument
 from fsbench.simple import reference
 from fsbench.simple.native import NEEDS_TAIL
-from fsbench.simple.plane import Plane, cores, uniforms
+from fsbench.simple.plane import Plane, uniforms
 from fsbench.simple.ring import RingShape
 
 
@@ -95,7 +96,7 @@ class Parallel:
     def __init__(self, B: int, V: int, temperature: float = 1.0, samplers: int | None = None):
         self.temperature = temperature
         self.logits = torch.zeros(B, V, dtype=torch.float32)
-        self.samplers = samplers or cores()
+        self.samplers = samplers or usable_cores()
         self._uniform = torch.empty(B, dtype=torch.float64)
         # torch's thread count belongs to the thread that sets it.
         self._pool = ThreadPoolExecutor(

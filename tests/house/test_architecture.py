@@ -94,7 +94,7 @@ def test_the_parser_sees_imports_of_every_form():
     )
 
 
-GROUND = ("errors", "lazy", "problem", "provider")
+GROUND = ("cores", "errors", "lazy", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
 KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "launch", "fused")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -163,6 +164,30 @@ def test_gpus_are_shared_by_untimed_jobs_alone(tmp_path):
     assert free((timed, "0"), (timed, "1")) == [[], [], []]
     assert free((timed, "0"), *[(untimed, "1")] * record.UNTIMED_PER_GPU) == [[], [], []]
     assert free((alone, "0", "1")) == [[], [], []]
+
+
+def test_each_gpu_has_its_share_of_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(record.os, "sched_getaffinity", lambda pid: set(range(8)))
+    recorder = record.Recorder(tmp_path, ["0", "1", "3"], "")
+    shares = [recorder.cores([gpu]) for gpu in recorder.gpus]
+    assert shares == [{0, 1, 2}, {3, 4, 5}, {6, 7}]
+    assert recorder.cores(recorder.gpus) == set(range(8))
+    monkeypatch.setattr(record.os, "sched_getaffinity", lambda pid: {0, 1})
+    assert recorder.cores(["3"]) == {0, 1}  # it has no share of two
+
+
+def test_a_job_runs_on_the_cores_of_its_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    all_cores = os.sched_getaffinity(0)
+    recorder = record.Recorder(tmp_path, ["0"], "1111111")
+    monkeypatch.setattr(recorder, "cores", lambda gpus: {min(all_cores)})
+    report = "grep Cpus_allowed_list /proc/self/status > {out}"
+    recorder.run([record.Job("where", report, 1, out="cores.txt")], 1)
+    assert (tmp_path / "cores.txt").read_text().split() == [
+        "Cpus_allowed_list:",
+        str(min(all_cores)),
+    ]
+    assert os.sched_getaffinity(0) == all_cores
 
 
 def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):

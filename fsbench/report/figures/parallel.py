@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+
+from fsbench.cores import usable_cores
 
 T = TypeVar("T")
 FEW = 12
@@ -23,7 +24,7 @@ def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         return
     _TASKS = tasks
     print(f"drawing {len(tasks)} figures", file=sys.stderr, flush=True)
-    with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, 16)) as pool:
+    with multiprocessing.get_context("fork").Pool(min(usable_cores(), 16)) as pool:
         yield from pool.imap(_run, range(len(tasks)))
 
 

@@ -67,6 +67,6 @@ def test_the_number_of_compile_processes(
 ):
     gpu = Gpu(0, "A GPU", "", int(gigabytes * 1e9), "")
     monkeypatch.setattr(hardware, "gpus", lambda: [gpu])
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("fsbench.measure.plan.usable_cores", lambda: cores)
     problem = Problem(1, 4096, 151_936, device=device)
     assert Plan([problem], [sampler("A", tunes=tunes)]).num_warmers(requested) == expected
