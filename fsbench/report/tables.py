@@ -198,7 +198,7 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     """Split results into configurations with at least one measured cell, sorted by stem."""
     if frame.empty:
         return []
-    frame = normalized(frame)
+    frame = _beside_replays(normalized(frame))
     result = []
     for _, same_shape in frame.groupby(_SHAPE):
         varying = [name for name in CONDITIONS if same_shape[name].nunique() > 1]
@@ -206,6 +206,15 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
             if (rows.status == "ok").any():
                 result.append(Configuration(_stem(rows.iloc[0], varying), rows))
     return sorted(result, key=lambda configuration: configuration.stem)
+
+
+def _beside_replays(frame: pd.DataFrame) -> pd.DataFrame:
+    """Move samplers that no graph can hold to the graph replays of their run; the label says so."""
+    alike = [frame[name] for name in (*_SHAPE, "folder", *CONDITIONS) if name != "graph"]
+    replayed = frame.graph.groupby(alike).transform("any")
+    never = ~frame.graph.groupby([*alike, frame.provider]).transform("any")
+    label = frame.label.where(~(replayed & never), frame.label + ", no graph")
+    return frame.assign(graph=frame.graph | (replayed & never), label=label)
 
 
 def stems(measured: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:

@@ -48,7 +48,7 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
     # By warps takes 12 to 14 us up to 16 rows, the other form 14 to 16; but 17 and 25 us at 32 and
-    # 64 rows, the other form 15 and 18 (D = 4096, results/h200/screened-d4096-20261125, -20261123).
+    # 64 rows, the other form 15 and 18 (D = 4096, two H200s).
     by_warps = B <= 16
     return ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas, by_warps)
 
@@ -91,7 +91,7 @@ SCREENED_ROWS, SCREENED_ROWS_WIDE = 128, 64
 which has more operations per byte, has twice as many.
 
 The alternative is the portable kernel with token noise, since a head draws with no other. On an
-H200 the screen takes 0.90 of its time at 128 rows (D = 4096) and 0.81 at 64 rows (D = 8192; 1.04 at
+H200 the screen takes 0.89 of its time at 128 rows (D = 4096) and 0.80 at 64 rows (D = 8192; 1.06 at
 128), on an H100 0.96 at 256 rows (D = 4096) and 0.92 at 128 rows (D = 8192)."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""

@@ -146,9 +146,9 @@ def test_a_claim_holds_and_its_opposite_does_not(
 
 
 def test_a_source_names_gpu_date_and_commit() -> None:
-    assert source("h200/paper-20261123").startswith("*NVIDIA H200, 2026-11-23, commit 2b757e5. ")
+    assert source("h200/paper-20261127").startswith("*NVIDIA H200, 2026-11-27, commit d39adfc. ")
     assert "commit 5771289 with uncommitted changes" in source("h200/tuning/flash_sampling.csv")
-    assert "commits 2b757e5, f927007" in source("h200/lean-20261123", "h200/truncated-20261123")
+    assert "commits d39adfc, 0c0eba7" in source("h200/lean-20261127", "h200/score-liger-20261126")
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 
@@ -265,7 +265,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
 def test_the_readme_recommends() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^fsbench (recommend [^#\n]*)", readme, re.MULTILINE)
-    assert fsbench(*line.split(), "--results", H200 / "score-20261126")
+    assert fsbench(*line.split(), "--results", H200 / "score-20261127")
 
 
 def test_every_sampler_is_in_the_fairness_table() -> None:
@@ -290,7 +290,7 @@ def test_records_name_the_machine_and_the_commit() -> None:
 
 
 def test_committed_tables_follow_from_the_raw_samples() -> None:
-    run = H200 / "paper-20261123"
+    run = H200 / "paper-20261127"
     table = frame(read_records(run))
     assert (table["status"] == "ok").all()
     for configuration in configurations(table):

@@ -71,11 +71,8 @@ def beside_the_paper(name: str) -> pd.DataFrame:
 
     Theirs is the authors' kernel in the same run; NaN if it was not measured.
     """
-    rows = read_csv(RESULTS / name)
-    # It takes its seed from the host, so it cannot be replayed as the others are.
-    rows = rows.assign(graph=rows.graph | (rows.provider == AUTHORS))
     parts = []
-    for each in configurations(rows):
+    for each in measured(name):
         gpu = each.rows.gpu.iloc[0]
         one = beside_paper.cells(each, gpu, PORTABLE)
         others = {

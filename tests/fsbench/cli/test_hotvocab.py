@@ -64,7 +64,7 @@ def test_records_of_earlier_versions_are_read():
 
 
 def test_pipeline_with_measured_times():
-    run = ROOT / "results" / "h200" / "lean-20261123"
+    run = ROOT / "results" / "h200" / "lean-20261127"
     rows = json.loads(
         fsbench(
             *("hotvocab", "pipeline", "--run", run, "--sampler", "mine:5:60:100"),
@@ -81,7 +81,7 @@ def test_pipeline_with_measured_times():
 
 
 def test_pipeline_refuses_what_it_cannot_use():
-    run = ROOT / "results" / "h200" / "lean-20261123"
+    run = ROOT / "results" / "h200" / "lean-20261127"
     for arguments, message in [
         ([], "--sampler: expected at least one"),
         (["--run", run, "--batch", 3], "expected exact samplers"),

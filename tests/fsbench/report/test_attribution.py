@@ -17,7 +17,7 @@ from fsbench.problem import Problem
 from fsbench.records import iomodel
 from fsbench.report.attribution import attribute, extend
 
-COMMITTED = [H200 / f"{name}-20261123" for name in ("paper", "lean", "lean-d8192")]
+COMMITTED = [H200 / f"{name}-20261127" for name in ("paper", "lean", "lean-d8192")]
 D, V = 4096, 151936
 MEASURED = ("slow", "matmul_only", "weight_stream")
 

@@ -99,12 +99,12 @@ def report(*arguments):
 
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
-    done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
+    done = report(RESULTS / "paper-20261127", RESULTS / "lean-20261127", "--out", tmp_path / "a")
     assert done.stdout == f"wrote {tmp_path}/a/index.html\nwrote {tmp_path}/a/h200.html\n"
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Warnings (" not in text
     assert text.count("<img") == 3  # the winners, and one of each shape
-    report(RESULTS / "screened-d4096-20261125", "--out", tmp_path / "b")
+    report(RESULTS / "screened-d4096-20261127", "--out", tmp_path / "b")
     assert "Warnings (" in (tmp_path / "b/h200.html").read_text()
 
 

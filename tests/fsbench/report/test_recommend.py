@@ -139,7 +139,7 @@ def run():
         yield call
 
 
-SOME = ("paper-20261123", "lean-20261123", "tp-20261122", "screened-d4096-20261123")
+SOME = ("paper-20261127", "lean-20261127", "tp-20261122", "screened-d4096-20261127")
 READ = [word for name in SOME for word in ("--results", H200 / name)]
 READ_FILTERS = ["--results", H200 / "truncated-grid-20261122"]
 
@@ -308,7 +308,7 @@ def test_it_works_anywhere_and_fits_80_columns(run, tmp_path, monkeypatch):
 )
 def test_refusals(run, arguments, error, message):
     with pytest.raises(error, match=message):
-        run("--results", H200 / "paper-20261123", *arguments)
+        run("--results", H200 / "paper-20261127", *arguments)
 
 
 def test_a_declared_deviation_is_printed(run, tmp_path):

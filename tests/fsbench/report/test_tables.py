@@ -159,6 +159,18 @@ def test_each_configuration_apart_with_names_as_long_as_needed(rows, changes, st
         assert list(speedup_table(configuration)["median_us.fast"]) == [100, 110, 200]
 
 
+def test_a_sampler_without_a_graph_is_beside_the_replays_of_its_run(rows):
+    hosted = [results_row("hosted", b, 300.0, graph=False) for b in (1, 2, 4)]
+    beside = only(_through_csv(rows + hosted))
+    assert beside.stem == "h200_d4096_v151936"
+    assert list(speedup_table(beside)["median_us.hosted"]) == [300] * 3
+    assert beside.label("hosted") == "Label of hosted, no graph"
+    assert beside.label("fast") == "Label of fast"
+    of_another_run = [{**row, "folder": "run2"} for row in hosted]
+    apart = configurations(_through_csv(rows + of_another_run))
+    assert [each.stem for each in apart] == ["h200_d4096_v151936_eager", "h200_d4096_v151936_graph"]
+
+
 def test_two_spellings_of_a_gpu_are_one(rows):
     assert only([*rows, results_row("slow", 8, 300.0, gpu="h200")]).stem == "h200_d4096_v151936"
 
