@@ -45,7 +45,7 @@ from fsbench.records.store import PACKED, POINTS
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
 UNTIMED_PER_GPU = 8
-WORTH_S = 120  # a resumable run is not started for less time than this
+WORTH_S = 120  # enough for a run that can be continued, however long it takes
 GRACE_S = 30  # between the request to stop and the kill
 
 
@@ -204,7 +204,9 @@ class Recorder:
                 for job in list(waiting):
                     # A job that was stopped needs more than the time that it had.
                     spent = self.state.get(job.name, {}).get("seconds", 0)
-                    needs = WORTH_S if job.resume_command else max(job.seconds, spent)
+                    needs = max(job.seconds, spent)
+                    if job.resume_command:
+                        needs = min(job.seconds, WORTH_S)
                     if needs <= remaining_s and (gpus := self.free(job)):
                         waiting.remove(job)
                         self.start(job, gpus)

@@ -145,6 +145,7 @@ def test_a_job_begins_only_if_its_time_fits(call):
     state, calls = call({"a": ("verify ends", 6), "b": ("verify ends", 4)}, "--minutes", "5")
     assert calls == ["verify ends b"] and "a" not in state
     assert call({"a": ("run ends", 60)}, "--minutes", "5")[1] == ["run ends a"]
+    assert call({"c": ("run ends", 0.5)}, "--minutes", "1")[1] == ["run ends c"]
     with pytest.raises(SystemExit, match="no job is 'x'"):
         call(JOBS, "--only", "a,x")
 
