@@ -33,8 +33,9 @@ def measurement_warnings(table: pd.DataFrame) -> list[MeasurementWarning]:
     columns = ("roofline_pct", "throttle", "sm_mhz")
     table = table.assign(**{name: None for name in columns if name not in table})
     ok = table[table["status"] == "ok"]
-    # The roof is that of a whole step; a lower bound need not do all of its work.
-    samplers = ok[ok["kind"] != Kind.LOWER_BOUND]
+    # The roof is that of reading the whole weight; a lower bound and a screen need not do that.
+    smaller = (ok["kind"] == Kind.LOWER_BOUND) | ok["provider"].str.contains("screened")
+    samplers = ok[~smaller]
     above_roof = samplers[samplers["roofline_pct"].astype(float) > 100]
     throttled = ok[ok["throttle"].fillna("").astype(str).str.contains("slowdown|thermal")]
     wide = ok[(ok["ci_hi_us"] - ok["ci_lo_us"]) > _WIDE_INTERVAL * ok["median_us"]]
@@ -43,10 +44,9 @@ def measurement_warnings(table: pd.DataFrame) -> list[MeasurementWarning]:
         for rows, text, advice in (
             (
                 above_roof,
-                "Faster than the datasheet roof for reading the whole weight, as only a sampler "
-                "that reads a smaller copy of it can be",
-                "for other samplers (`fsbench list` has the memory of each) the timer or the L2 "
-                "state is wrong; compare with --timer events",
+                "Faster than the datasheet roof for reading the whole weight",
+                "the timer or the L2 state is wrong, or the sampler reads a smaller copy of the "
+                "weight (`fsbench list` has the memory of each); compare with --timer events",
             ),
             (throttled, "The GPU was throttled", "cool it and run again"),
             (

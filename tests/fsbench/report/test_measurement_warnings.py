@@ -25,9 +25,10 @@ def _row(provider: str, **changes: Any) -> dict[str, Any]:
     [
         [_row("a"), _row("b", sm_mhz=1880.0)],
         [_row("a"), _row("floor", kind="lower_bound", roofline_pct=250.0)],
+        [_row("screened", roofline_pct=160.0)],  # reads a smaller copy of the weight
         [_row("a", throttle="sw_power_cap")],  # how these GPUs run under load
     ],
-    ids=["a good run", "a bound above the roof", "a power cap"],
+    ids=["a good run", "a bound above the roof", "a screened head above it", "a power cap"],
 )
 def test_no_warning(rows):
     assert measurement_warnings(pd.DataFrame(rows)) == []
