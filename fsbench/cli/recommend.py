@@ -126,8 +126,7 @@ def recommend(
         "unmeasured": _unmeasured(batches, []),
     }
     if measured:
-        forced = {n: s.call for n, s in samplers.items() if s.call in samplers and n != s.call}
-        advice = advise(measured, able, public, forced)
+        advice = advise(measured, able, public, _forced(samplers))
         advice = [each for each in advice if each.b in batches]
         if not advice:
             raise ResultsError(
@@ -176,6 +175,17 @@ def _needs(text: str) -> list[str]:
         if name not in _CAPABILITIES:
             raise unknown_name("--needs", name, {*_CAPABILITIES, *_SHORT})
     return list(dict.fromkeys(names))
+
+
+def _forced(samplers: dict[str, Provider]) -> dict[str, str]:
+    """Return samplers that force a kernel of a call -> the sampler that leaves it to the call."""
+    kernels = {n: getattr(s.sample, "keywords", {}).get("kernel") for n, s in samplers.items()}
+    leaves = {samplers[n].call: n for n, kernel in kernels.items() if kernel == "auto"}
+    return {
+        n: leaves[samplers[n].call]
+        for n, kernel in kernels.items()
+        if kernel not in (None, "auto") and samplers[n].call in leaves
+    }
 
 
 def _faster_without_call(

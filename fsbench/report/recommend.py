@@ -247,7 +247,8 @@ def calls(
     fixed = problem.temperature != 1 and "temperature=temperature" not in options
     options += [f"temperature={problem.temperature:g}"] if fixed else []
     forced: dict[str, Any] = getattr(sampler.sample, "keywords", {})  # of a partial
-    options += [f"{name}={value!r}" for name, value in forced.items() if as_measured]
+    if as_measured:
+        options += [f"{n}={value!r}" for n, value in forced.items() if value != "auto"]
     text = ", ".join(dict.fromkeys(["hidden", *arguments, "seed=seed", "offset=step", *options]))
     if len(text) + len(call) > 65:
         text = "\n" + fill(text, 70, initial_indent="    ", subsequent_indent="    ") + "\n"

@@ -172,6 +172,7 @@ def test_every_number_from_the_committed_results_is_in_a_record(facts):
         environment = read_environment(Path(each["folder"]))
         expected = {name: environment[name] for name in ("utc", "git_sha")}
         assert result["runs"][each["folder"]] == expected
+        assert each["best"] == "flash_sampling_auto"  # not one of the kernels that it chooses
     assert result["unmeasured"] == "B = 100"
     assert result["cannot"] == {}
 
@@ -209,7 +210,7 @@ def test_needs_rule_samplers_out_and_the_reason_is_printed(facts, run):
             "flash_sample vllm serve MODEL --tensor-parallel-size 4",
         ),
         (["--logits", "normal:3"], "screened_sample(hidden, head", "screened vllm serve MODEL"),
-        (["--batch", "1"], "offset=step, kernel='hopper'", "flash_sample vllm serve MODEL"),
+        (["--batch", "1"], "weight, seed=seed, offset=step)", "flash_sample vllm serve MODEL"),
     ],
 )
 def test_what_to_call(facts, options, python, vllm):
