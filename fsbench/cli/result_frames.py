@@ -9,7 +9,14 @@ import pandas as pd
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
-from fsbench.records.store import points_file, read_environment, read_records, results_folders
+from fsbench.records.store import (
+    POINTS,
+    TABLE,
+    points_file,
+    read_environment,
+    read_records,
+    results_folders,
+)
 from fsbench.report.tables import normalized
 
 
@@ -24,9 +31,10 @@ def by_time(paths: list[Path]) -> list[Path]:
 
 
 def read_results(paths: list[Path]) -> pd.DataFrame:
-    """Return the rows of all runs (run_folders), derived from their raw samples.
+    """Return the rows of all runs (run_folders).
 
-    results.csv is read only if a folder lacks points.jsonl and points.jsonl.gz.
+    Rows are derived from the raw samples, points.jsonl. Of a run whose samples are packed, or were
+    left out, results.csv is read: it is many times as fast, and such a run is not continued.
     """
     return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
 
@@ -35,8 +43,9 @@ def _rows(folder: Path) -> pd.DataFrame:
     if (folder / "env.json").exists():
         read_environment(folder)  # raises if damaged: the origin of the rows would be unknown
     with refusals("read", folder):
-        derived = points_file(folder).exists()
-    if not derived:
+        written = (folder / TABLE).exists()
+        from_samples = (folder / POINTS).exists() or (points_file(folder).exists() and not written)
+    if not from_samples:
         return summary.read_csv(folder)
     return summary.frame(read_records(folder)).assign(folder=str(folder))
 

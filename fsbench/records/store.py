@@ -47,6 +47,7 @@ ENVIRONMENT = "env.json"
 POINTS = "points.jsonl"
 PACKED = f"{POINTS}.gz"
 RUNNING = "running.json"
+TABLE = "results.csv"
 
 
 class Store:
@@ -231,7 +232,7 @@ def _running(folder: Path) -> tuple[int | None, Cell | None]:
 
 def require_empty(folder: Path) -> None:
     """Raise ResultsError if a folder holds results or cannot be used; ignore empty files."""
-    points, table = folder / POINTS, folder / "results.csv"
+    points, table = folder / POINTS, folder / TABLE
     with refusals("write results in", folder):
         if (
             table.exists()
@@ -357,7 +358,7 @@ def results_folders(paths: Iterable[Path]) -> list[Path]:
 
 def folders_below(path: Path) -> list[Path]:
     """Return the results folders at or below a path."""
-    names = (POINTS, PACKED, "results.csv")
+    names = (POINTS, PACKED, TABLE)
     return sorted({file.parent for name in names for file in Path(path).rglob(name)})
 
 

@@ -104,7 +104,7 @@ def test_of_the_committed_results(tmp_path):
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Warnings (" not in text
     assert text.count("<img") == 3  # the winners, and one of each shape
-    report(RESULTS / "screened-d4096-20261127", "--out", tmp_path / "b")
+    report(RESULTS / "lean-d8192-large-20261127", "--out", tmp_path / "b")
     assert "Warnings (" in (tmp_path / "b/h200.html").read_text()
 
 
