@@ -95,7 +95,7 @@ def recommend(
     """Print the fastest sampler for an LM head, and how to call it. Needs no GPU.
 
     Times are from records of this size and these conditions; the times of a line are from one run,
-    the one with the strongest alternative. Without a record: the least time by the I/O model.
+    the latest with the strongest alternative. Without a record: the least time by the I/O model.
     """
     from fsbench.discover import discover
     from fsbench.report.recommend import calls, has_public_call

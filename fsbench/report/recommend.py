@@ -73,8 +73,8 @@ def recommend(
 ) -> list[Advice]:
     """Return advice for each B at which a candidate was measured.
 
-    Only samplers that draw from the problem's distribution are compared. The run of a B is the one
-    with the strongest alternative (`_strongest_run`): a run without a strong sampler of one
+    Only samplers that draw from the problem's distribution are compared. The run of a B is the
+    latest with the strongest alternative (`_strongest_run`): a run without a strong sampler of one
     approach would overstate the savings of the other.
 
     Args:
@@ -118,11 +118,9 @@ def _strongest_run(timings: _Run, forced: Mapping[str, str]) -> _Run:
     """Return the run with the strongest alternative, the fastest sampler first.
 
     The strongest sampler of each approach is chosen over all runs, by its time / time of the matmul
-    alone in the same run, or by its time if no run has the matmul. Runs are preferred in this
-    order: those with the strongest sampler of each approach; those with the public call (a value of
-    `forced`), in which the samplers that force its kernels are left out; those in which the same
-    approach wins as in the latest run, because kernels change. Among these the run is the one in
-    which the best sampler saves the least, or the latest of equals.
+    alone in the same run, or by its time if no run has the matmul. The run is the latest of those
+    that have the strongest sampler of each approach or lack the fewest, and of these one with the
+    public call (a value of `forced`), in which the samplers that force its kernels are left out.
     """
     has_matmul = any(timing.over_matmul > 0 for timing in timings)
     measured = {timing.provider for timing in timings}
@@ -141,23 +139,13 @@ def _strongest_run(timings: _Run, forced: Mapping[str, str]) -> _Run:
     by_folder: dict[str, dict[str, _Timing]] = {}
     for timing in timings:
         by_folder.setdefault(timing.folder, {})[timing.provider] = timing
-    runs: dict[tuple[int, bool], list[_Run]] = {}
+    runs: list[tuple[int, bool, _Run]] = []
     for same in by_folder.values():
         replaced = {name for name, call in calls.items() if call in same}
         run = sorted((same[name] for name in same if name not in replaced), key=lambda t: t.us)
         if any(timing.is_candidate for timing in run):
-            key = len(required - same.keys() - replaced), not replaced
-            runs.setdefault(key, []).append(run)
-    latest_first = runs[min(runs)][::-1]
-    approach = _best_and_rival(latest_first[0])[0].approach
-    return min(
-        (run for run in latest_first if _best_and_rival(run)[0].approach == approach), key=_gain
-    )
-
-
-def _gain(run: _Run) -> float:
-    best, rival = _best_and_rival(run)
-    return math.inf if rival is None else rival.us / best.us
+            runs.append((len(required - same.keys() - replaced), not replaced, run))
+    return min(reversed(runs), key=lambda each: each[:2])[2]
 
 
 def _best_and_rival(run: _Run) -> tuple[_Timing, _Timing | None]:
