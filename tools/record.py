@@ -230,12 +230,12 @@ class Recorder:
     def cores(self, gpus: list[str]) -> set[int]:
         """Return the share of these GPUs in the cores, so that no job's compilers slow another."""
         cores = sorted(os.sched_getaffinity(0))
-        mine = {
+        share = {
             core
             for place, core in enumerate(cores)
             if self.gpus[place * len(self.gpus) // len(cores)] in gpus
         }
-        return mine or set(cores)  # fewer cores than GPUs
+        return share or set(cores)  # fewer cores than GPUs
 
     def start(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
