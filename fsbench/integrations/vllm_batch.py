@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsbench.integrations import vllm_0_26 as adapter
-from fsbench.integrations.draw import Draw, LogprobRequest, Rows, TokenLogprobs
+from fsbench.integrations.draw import Draw, DrawResult, LogprobRequest, Rows, TokenLogprobs
 from fsbench.integrations.draw_kinds import DrawKind
 from fsbench.integrations.routing import (
     MOST_LOGPROBS,
@@ -81,6 +81,69 @@ class Settings(NamedTuple):
     screened: bool
 
 
+class Step:
+    """Tokens and log-probabilities of one batch, filled in group by group.
+
+    Args:
+        hidden, batch, grammar: those of all rows; with drafts the expanded ones.
+        drafted: the batch with drafts, or None.
+
+    Attributes:
+        tokens: int64 [rows].
+        parts: the log-probabilities of the groups that have some.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        batch: Any,
+        grammar: Any,
+        drafted: DraftedBatch | None,
+        engine_sample: EngineSample,
+    ):
+        self._hidden, self._batch, self._grammar = hidden, batch, grammar
+        self._drafted, self._engine_sample = drafted, engine_sample
+        self.tokens = torch.empty(batch.num_reqs, dtype=torch.int64, device=hidden.device)
+        self.parts: list[LogprobPart] = []
+
+    def take(self, result: DrawResult, index: Tensor | None, width: int) -> None:
+        """Take the result of a draw of the plug-in.
+
+        Args:
+            index: the rows, on the device; None for all.
+            width: log-probabilities of a row that are kept.
+        """
+        # -1 marks a row without a finite logit, and an engine cannot feed it.
+        self.tokens[slice(None) if index is None else index] = result.tokens.clamp(min=0)
+        if result.logprobs is not None:
+            ids, values, ranks = result.logprobs
+            kept = TokenLogprobs(ids[:, :width], values[:, :width], ranks)
+            self.parts.append((index, kept, 0))
+
+    def sample_in_engine(self, rows: np.ndarray, index: Tensor) -> None:
+        """Let vLLM sample some rows; index: the same rows, on the device."""
+        grammar = select_grammar(self._grammar, self._batch, rows)
+        if self._drafted is None:
+            part = select_rows(self._batch, rows, index)
+            output = self._engine_sample(self._hidden, part, grammar)[0]
+            self.tokens[index] = output.sampled_token_ids[:, 0]
+        else:
+            output = self._drafted.sample_in_engine(
+                self._engine_sample, self._hidden, rows, grammar
+            )
+            self.tokens[index] = 0  # `verify` takes vLLM's
+        if output.logprobs_tensors is not None:
+            self.parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 0))
+
+    def add_logprobs_of_engine(self, rows: np.ndarray) -> None:
+        """Add vLLM's log-probabilities of other tokens to rows whose token the plug-in drew."""
+        index = on_device(rows, self._hidden.device)
+        grammar = select_grammar(self._grammar, self._batch, rows)
+        part = select_rows(self._batch, rows, index)
+        output = self._engine_sample(self._hidden, part, grammar)[0]
+        self.parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 1))
+
+
 @dataclass
 class BatchSampler:
     """The plug-in's sampling for one model runner.
@@ -137,8 +200,7 @@ class BatchSampler:
         if all(rows is None for _, _, rows in draws):
             return engine_sample(hidden, *original)
 
-        tokens = torch.empty(batch.num_reqs, dtype=torch.int64, device=hidden.device)
-        parts: list[LogprobPart] = []
+        step = Step(hidden, batch, grammar, drafted, engine_sample)
         width = 1
         if (needs & Need.LOGPROB).any():
             width += max(0, adapter.max_logprobs(runner, batch.idx_mapping_np))
@@ -146,30 +208,13 @@ class BatchSampler:
         for group, index, rows in draws:
             if rows is None:
                 assert index is not None
-                selected = select_grammar(grammar, batch, group.rows)
-                if drafted is None:
-                    part = select_rows(batch, group.rows, index)
-                    output = engine_sample(hidden, part, selected)[0]
-                    tokens[index] = output.sampled_token_ids[:, 0]
-                else:
-                    output = drafted.sample_in_engine(engine_sample, hidden, group.rows, selected)
-                    tokens[index] = 0
-                if output.logprobs_tensors is not None:
-                    parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 0))
-                continue
-            result = self.draw(rows)
-            # -1 marks a row without a finite logit, and an engine cannot feed it.
-            tokens[slice(None) if index is None else index] = result.tokens.clamp(min=0)
-            if result.logprobs is not None:
-                ids, values, ranks = result.logprobs
-                parts.append((index, TokenLogprobs(ids[:, :width], values[:, :width], ranks), 0))
-            more[group.rows] = needs[group.rows] & Need.MORE_LOGPROBS != 0
-        if more.any():  # the plug-in samples the token, vLLM the other log-probabilities
-            members = np.flatnonzero(more)
-            index = on_device(members, hidden.device)
-            selected = select_grammar(grammar, batch, members)
-            output = engine_sample(hidden, select_rows(batch, members, index), selected)[0]
-            parts.append((index, TokenLogprobs(*output.logprobs_tensors[:3]), 1))
+                step.sample_in_engine(group.rows, index)
+            else:
+                step.take(self.draw(rows), index, width)
+                more[group.rows] = needs[group.rows] & Need.MORE_LOGPROBS != 0
+        if more.any():
+            step.add_logprobs_of_engine(np.flatnonzero(more))
+        tokens, parts = step.tokens, step.parts
         logprobs, bounds = join_logprobs(tokens, parts) if parts else None, None
         if drafted is None:
             sampled = batch.seq_lens.new_ones(batch.num_reqs)
