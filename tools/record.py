@@ -6,10 +6,9 @@
     python tools/record.py --dry-run                   # what would be called
 
 Results are written to results/<gpu>/, the output of jobs to log/ in it. For each job, record.json
-has the path of its results, the commit, the seconds and, once it has ended, its exit code. A job
-that failed has ended too: a sampler that fails verification is a result. A later call continues an
-`fsbench run` or `fsbench e2e` that was stopped, and repeats other jobs that have not ended. Without
-a GPU, --folder and --jobs are required: jobs for a CPU.
+has the path of its results, the commit, the seconds and, once it has ended, its exit code (a
+sampler that fails verification is a result, too). A later call continues an `fsbench run` or `e2e`
+that was stopped, and repeats other jobs. Without a GPU, pass --folder and --jobs: jobs for a CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import argparse
 import fcntl
 import gzip
 import json
+import math
 import os
 import re
 import shlex
@@ -26,6 +26,8 @@ import signal
 import subprocess
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -204,9 +206,8 @@ class Recorder:
                 for job in list(waiting):
                     # A job that was stopped needs more than the time that it had.
                     spent = self.state.get(job.name, {}).get("seconds", 0)
-                    needs = max(job.seconds, spent)
-                    if job.resume_command:
-                        needs = min(job.seconds, WORTH_S)
+                    most = WORTH_S if job.resume_command else math.inf
+                    needs = min(max(job.seconds, spent), most)
                     if needs <= remaining_s and (gpus := self.free(job)):
                         waiting.remove(job)
                         self.start(job, gpus)
@@ -230,12 +231,21 @@ class Recorder:
     def cores(self, gpus: list[str]) -> set[int]:
         """Return the share of these GPUs in the cores, so that no job's compilers slow another."""
         cores = sorted(os.sched_getaffinity(0))
-        share = {
-            core
-            for place, core in enumerate(cores)
-            if self.gpus[place * len(self.gpus) // len(cores)] in gpus
-        }
+        owner = {core: n * len(self.gpus) // len(cores) for n, core in enumerate(cores)}
+        share = {core for core in cores if self.gpus[owner[core]] in gpus}
         return share or set(cores)  # fewer cores than GPUs
+
+    @contextmanager
+    def on_cores_of(self, gpus: list[str]) -> Iterator[None]:
+        """Be on the `cores` of these GPUs, which a process that is started inherits."""
+        if not hasattr(os, "sched_setaffinity"):  # not Linux
+            return (yield)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores(gpus))
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
 
     def start(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
@@ -247,9 +257,7 @@ class Recorder:
         out.parent.mkdir(parents=True, exist_ok=True)
         self.note(job, out=str(out.relative_to(self.folder)), commit=self.commit)
         began = time.monotonic()
-        every_core = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores(gpus))  # the job inherits it
-        with open(self.folder / "log" / f"{job.name}.txt", "ab") as log:
+        with open(self.folder / "log" / f"{job.name}.txt", "ab") as log, self.on_cores_of(gpus):
             process = subprocess.Popen(
                 ["bash", "-c", command],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
@@ -259,7 +267,6 @@ class Recorder:
                 start_new_session=True,
                 pass_fds=[self.lock.fileno()],
             )
-        os.sched_setaffinity(0, every_core)
         self.running.append(Started(job, gpus, process, began))
         print(f"{job.name}: started on GPU {','.join(gpus)}", flush=True)
 
@@ -317,7 +324,7 @@ def state_of(entry: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Parse the options, and run, list or print the jobs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end this call then")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end this call then")
     parser.add_argument("--only", default="*", help="names of jobs, comma list; * matches anything")
     parser.add_argument("--list", action="store_true", help="print the state of each job and exit")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")

@@ -211,8 +211,8 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
 def _beside_replays(frame: pd.DataFrame) -> pd.DataFrame:
     """Move samplers that no graph can hold to the graph replays of their run; the label says so."""
     alike = [frame[name] for name in (*_SHAPE, "folder", *CONDITIONS) if name != "graph"]
-    replayed = frame.graph.groupby(alike).transform("any")
-    never = ~frame.graph.groupby([*alike, frame.provider]).transform("any")
+    replayed = frame.graph.groupby(alike, dropna=False).transform("any")
+    never = ~frame.graph.groupby([*alike, frame.provider], dropna=False).transform("any")
     label = frame.label.where(~(replayed & never), frame.label + ", no graph")
     return frame.assign(graph=frame.graph | (replayed & never), label=label)
 

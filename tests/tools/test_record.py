@@ -189,6 +189,9 @@ def test_a_job_runs_on_the_cores_of_its_gpu(tmp_path, monkeypatch):
         str(min(all_cores)),
     ]
     assert os.sched_getaffinity(0) == all_cores
+    monkeypatch.delattr(os, "sched_setaffinity")  # as outside Linux
+    recorder.run([record.Job("again", report, 1, out="all.txt")], 1)
+    assert (tmp_path / "all.txt").exists()
 
 
 def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):
