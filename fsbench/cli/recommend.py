@@ -206,13 +206,21 @@ def _measured(
     """Return the configuration of a problem, of graph replays if there are; and all sizes."""
     from fsbench.cli.result_frames import by_time, read_results
     from fsbench.records.iomodel import gpu_slug
-    from fsbench.records.store import folders_below, shipped_results
+    from fsbench.records.store import folders_below, read_environment, shipped_results
     from fsbench.report.tables import configurations
 
     slug = gpu_slug(gpu)
+
+    def may_fit(folder: Path) -> bool:
+        name = read_environment(folder).get("gpu")
+        return name is None or gpu_slug(str(name)) == slug
+
     if paths is None:
         paths = [path for path in (Path("results"), shipped_results()) if folders_below(path)]
-    frame = read_results(by_time(paths))
+    folders = list(filter(may_fit, by_time(paths)))
+    if not folders:
+        return None, []
+    frame = read_results(folders)
     first_rows = [(each, each.rows.iloc[0]) for each in configurations(frame)]
     columns = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
     expected = {name: getattr(problem, name.upper() if name in "dv" else name) for name in columns}
