@@ -12,7 +12,6 @@ from fsbench.records.disk import refusals
 from fsbench.records.store import (
     POINTS,
     TABLE,
-    points_file,
     read_environment,
     read_records,
     results_folders,
@@ -43,8 +42,7 @@ def _rows(folder: Path) -> pd.DataFrame:
     if (folder / "env.json").exists():
         read_environment(folder)  # raises if damaged: the origin of the rows would be unknown
     with refusals("read", folder):
-        written = (folder / TABLE).exists()
-        from_samples = (folder / POINTS).exists() or (points_file(folder).exists() and not written)
+        from_samples = (folder / POINTS).exists() or not (folder / TABLE).exists()
     if not from_samples:
         return summary.read_csv(folder)
     return summary.frame(read_records(folder)).assign(folder=str(folder))

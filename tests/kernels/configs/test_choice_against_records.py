@@ -75,7 +75,7 @@ def compare(
         The number of cells compared, and those of shapes for which the choice is slower, beyond a
         tie.
     """
-    ratios: dict[Cell, list[float]] = defaultdict(list)
+    ratios: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for cell, times in records(gpu).items():
         if not ways <= times.keys():
             continue
@@ -83,8 +83,9 @@ def compare(
         if config not in (None, times[chosen][1]):
             continue
         (other,) = ways - {chosen}
-        ratios[cell._replace(folder=chosen)].append(times[chosen][0] / times[other][0])
-    wrong = [(cell, each) for cell, each in ratios.items() if geometric_mean(each) > WITHIN]
+        shape = cell[1:]
+        ratios[shape, chosen].append(times[chosen][0] / times[other][0])
+    wrong = [(key, each) for key, each in ratios.items() if geometric_mean(each) > WITHIN]
     return sum(map(len, ratios.values())), wrong
 
 
