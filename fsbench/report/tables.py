@@ -100,10 +100,13 @@ class Configuration:
         return ok.drop_duplicates(["provider", "b"], keep="last")
 
     def providers(self, kind: Kind | None = None, fused: bool | None = None) -> list[str]:
-        """Return the names of the measured providers of a kind, in the order of the results."""
+        """Return the names of the measured providers, in the order of the results.
+
+        Those of a kind are compared, so samplers without a graph are left out beside replays.
+        """
         rows = self.measured
         if kind is not None:
-            rows = rows[rows.kind == kind]
+            rows = rows[(rows.kind == kind) & ~rows.beside]
         if fused is not None:
             rows = rows[rows.fused == fused]
         return list(rows.provider.unique())
@@ -209,12 +212,16 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
 
 
 def _beside_replays(frame: pd.DataFrame) -> pd.DataFrame:
-    """Move samplers that no graph can hold to the graph replays of their run; the label says so."""
+    """Move samplers that no graph can hold to the graph replays of their run; the label says so.
+
+    A column `beside` marks their rows: times are shown together, and not compared.
+    """
     alike = [frame[name] for name in (*_SHAPE, "folder", *CONDITIONS) if name != "graph"]
     replayed = frame.graph.groupby(alike, dropna=False).transform("any")
     never = ~frame.graph.groupby([*alike, frame.provider], dropna=False).transform("any")
-    label = frame.label.where(~(replayed & never), frame.label + ", no graph")
-    return frame.assign(graph=frame.graph | (replayed & never), label=label)
+    beside = replayed & never
+    label = frame.label.where(~beside, frame.label + ", no graph")
+    return frame.assign(graph=frame.graph | beside, label=label, beside=beside)
 
 
 def stems(measured: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:

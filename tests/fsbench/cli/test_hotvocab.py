@@ -80,6 +80,13 @@ def test_pipeline_with_measured_times():
     assert "tokens/s" in fsbench("hotvocab", "pipeline", "--sampler", "mine:5", "--stages", 2)
 
 
+def test_pipeline_takes_no_eager_time_beside_replays():
+    run = ROOT / "results" / "h200" / "lean-20261127"
+    rows = json.loads(fsbench("hotvocab", "pipeline", "--run", run, "--batch", 64, "--json"))
+    names = {row["sampler"] for row in rows}
+    assert "flash_sample" in names and "FlashSampling (authors)" not in names
+
+
 def test_pipeline_refuses_what_it_cannot_use():
     run = ROOT / "results" / "h200" / "lean-20261127"
     for arguments, message in [

@@ -16,6 +16,7 @@ from tree import H200, RESULTS, ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app, result_frames
+from fsbench.discover import discover
 from fsbench.errors import InvalidArgument, InvalidOption, ResultsError
 from fsbench.problem import Problem
 from fsbench.provider import Kind
@@ -123,6 +124,20 @@ def test_the_public_call_replaces_samplers_that_force_its_kernels():
     elsewhere = [fused("call", 1, 101.0, folder="run2"), row("slow", 1, 190.0, folder="run2")]
     (result,) = advice([*rows, *elsewhere], forced=forced)
     assert (result.best, result.instead_of) == ("hopper", "theirs")
+
+
+def test_a_sampler_without_a_graph_is_neither_advised_nor_compared_with():
+    rows = [OURS, THEIRS, fused("hosted", 1, 90.0, graph=False), row("slow", 1, 95.0, graph=False)]
+    (result,) = advice(rows)
+    assert (result.best, result.instead_of) == ("ours", "theirs")
+
+
+def test_figures_and_advice_know_the_same_samplers_that_force_a_kernel():
+    found = {n: entry.provider for n, entry in discover().items() if entry.provider}
+    kernels = {n: getattr(each.sample, "keywords", {}).get("kernel") for n, each in found.items()}
+    (call,) = (n for n, kernel in kernels.items() if kernel == "auto")
+    forced = (n for n, kernel in kernels.items() if kernel not in (None, "auto"))
+    assert dict.fromkeys(forced, call) == winners.FORCED
 
 
 @pytest.fixture(scope="module")

@@ -166,6 +166,8 @@ def test_a_sampler_without_a_graph_is_beside_the_replays_of_its_run(rows):
     assert list(speedup_table(beside)["median_us.hosted"]) == [300] * 3
     assert beside.label("hosted") == "Label of hosted, no graph"
     assert beside.label("fast") == "Label of fast"
+    assert "hosted" in beside.providers() and "hosted" not in beside.providers(Kind.EXACT)
+    assert not [name for name in speedup_table(beside) if name.startswith("speedup.fast.hosted")]
     of_another_run = [{**row, "folder": "run2"} for row in hosted]
     apart = configurations(_through_csv(rows + of_another_run))
     assert [each.stem for each in apart] == ["h200_d4096_v151936_eager", "h200_d4096_v151936_graph"]
