@@ -89,7 +89,7 @@ def recommend(
     matmul_us = bounds.groupby(["folder", "b"]).median_us.max().to_dict()
     extra = ok["peak_extra_bytes"].astype(float) if "peak_extra_bytes" in ok else math.nan
     rows = ok.assign(extra_bytes=extra)
-    rows = rows[(rows.kind == configuration.drawn) & ~rows.beside]
+    rows = rows[(rows.kind == configuration.drawn) & ~rows.uncaptured]
     rows = rows[rows.provider != logits_store.pair()[1]]
     has_both = rows.fused.nunique() > 1
     by_b: dict[int, _Run] = {}

@@ -102,11 +102,11 @@ class Configuration:
     def providers(self, kind: Kind | None = None, fused: bool | None = None) -> list[str]:
         """Return the names of the measured providers, in the order of the results.
 
-        Those of a kind are compared, so samplers without a graph are left out beside replays.
+        Those of a kind are compared, so samplers without a graph are left out among replays.
         """
         rows = self.measured
         if kind is not None:
-            rows = rows[(rows.kind == kind) & ~rows.beside]
+            rows = rows[(rows.kind == kind) & ~rows.uncaptured]
         if fused is not None:
             rows = rows[rows.fused == fused]
         return list(rows.provider.unique())
@@ -201,7 +201,7 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     """Split results into configurations with at least one measured cell, sorted by stem."""
     if frame.empty:
         return []
-    frame = _beside_replays(normalized(frame))
+    frame = _with_replays(normalized(frame))
     result = []
     for _, same_shape in frame.groupby(_SHAPE):
         varying = [name for name in CONDITIONS if same_shape[name].nunique() > 1]
@@ -211,17 +211,17 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     return sorted(result, key=lambda configuration: configuration.stem)
 
 
-def _beside_replays(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_replays(frame: pd.DataFrame) -> pd.DataFrame:
     """Move samplers that no graph can hold to the graph replays of their run; the label says so.
 
-    A column `beside` marks their rows: times are shown together, and not compared.
+    A column `uncaptured` marks their rows: their times are shown, and not compared.
     """
     alike = [frame[name] for name in (*_SHAPE, "folder", *CONDITIONS) if name != "graph"]
     replayed = frame.graph.groupby(alike, dropna=False).transform("any")
     never = ~frame.graph.groupby([*alike, frame.provider], dropna=False).transform("any")
-    beside = replayed & never
-    label = frame.label.where(~beside, frame.label + ", no graph")
-    return frame.assign(graph=frame.graph | beside, label=label, beside=beside)
+    uncaptured = replayed & never
+    label = frame.label.where(~uncaptured, frame.label + ", no graph")
+    return frame.assign(graph=frame.graph | uncaptured, label=label, uncaptured=uncaptured)
 
 
 def stems(measured: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:

@@ -133,8 +133,10 @@ def test_a_sampler_without_a_graph_is_neither_advised_nor_compared_with():
 
 
 def test_figures_and_advice_know_the_same_samplers_that_force_a_kernel():
-    found = {n: entry.provider for n, entry in discover().items() if entry.provider}
-    kernels = {n: getattr(each.sample, "keywords", {}).get("kernel") for n, each in found.items()}
+    samplers = {n: entry.provider for n, entry in discover().items() if entry.provider}
+    kernels = {
+        n: getattr(each.sample, "keywords", {}).get("kernel") for n, each in samplers.items()
+    }
     (call,) = (n for n, kernel in kernels.items() if kernel == "auto")
     forced = (n for n, kernel in kernels.items() if kernel not in (None, "auto"))
     assert dict.fromkeys(forced, call) == winners.FORCED
