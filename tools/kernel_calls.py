@@ -107,8 +107,8 @@ def fused() -> Iterator[Call]:
             yield Call(f"{kernel} B=64 {name}", partial(_option, 64, name, kernel))
     for name in ("logprob", "temperatures", "everything"):
         yield Call(f"hopper B=256 {name}", partial(_option, 256, name, "hopper"))
-    # Three warpgroups and tiles of 256 tokens; in paired blocks above 256 rows.
-    for B, D_ in ((192, 8192), (320, D)):
+    # Mixed blocks; three warpgroups and tiles of 256 tokens; those in paired blocks.
+    for B, D_ in ((144, D), (160, D), (192, 8192), (320, D)):
         yield Call(f"hopper B={B} D={D_}", partial(_hopper, B, D_))
     yield Call("portable B=16 everything", partial(_option, 16, "everything", "portable"))
     yield Call("pointers B=64", partial(_flash, 64, torch.bfloat16, 4100))

@@ -111,9 +111,13 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def sizes_of(config: Any) -> dict[str, str]:
-    """Return the names and types of a config's fields in a table: those without a default."""
-    return {field.name: str(field.type) for field in fields(config) if field.default is MISSING}
+def sizes_of(config: Any, optional: bool = False) -> dict[str, str]:
+    """Return the names and types of the fields that a table must have of a config, or may have."""
+    return {
+        field.name: str(field.type)
+        for field in fields(config)
+        if (field.metadata.get("in_tables") if optional else field.default is MISSING)
+    }
 
 
 def _row(entry: Any, kernel: str, where: str) -> Row:
@@ -122,13 +126,14 @@ def _row(entry: Any, kernel: str, where: str) -> Row:
     # The names decide between forms. For an entry of no form, the message names the first form's.
     names = set(entry) if isinstance(entry, dict) else set()
     config = next((form for form in classes if names >= set(sizes_of(form))), classes[0])
-    sizes = {name: types[kind] for name, kind in sizes_of(config).items()}
-    optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
-    _check(entry, {"bucket": int, **optional, **sizes}, where)
+    optional = {"max_d": "int", **sizes_of(config, optional=True)}
+    given = sizes_of(config) | {name: kind for name, kind in optional.items() if name in names}
+    sizes = {name: types[kind] for name, kind in given.items()}
+    _check(entry, {"bucket": int, **sizes}, where)
     if entry["bucket"] not in buckets:
         raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")
     try:
-        tiles = config(**{name: entry[name] for name in sizes})
+        tiles = config(**{name: entry[name] for name in sizes if name != "max_d"})
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}.{error}") from error
     return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), tiles)

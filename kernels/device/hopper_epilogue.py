@@ -31,14 +31,17 @@ ROWS = gl.constexpr(hopper.ROWS)
 
 
 @gluon.constexpr_function
-def group_layout(GROUPS):
-    """Return the layout of [ROWS, GROUPS], one element for each group that a thread holds."""
+def group_layout(GROUPS, ROWS=64):
+    """Return the layout of [ROWS, GROUPS], one element for each group that a thread holds.
+
+    Of 64 rows a thread holds groups of two, of 32 rows groups of one.
+    """
     return gl.DistributedLinearLayout(
-        reg_bases=([[0, 4]] if GROUPS == 8 else []) + [[8, 0]],
+        reg_bases=([[0, 4]] if GROUPS == 8 else []) + ([[8, 0]] if ROWS == 64 else []),
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        warp_bases=[[ROWS // 4, 0], [ROWS // 2, 0]],
         block_bases=[],
-        shape=[64, GROUPS],
+        shape=[ROWS, GROUPS],
     )
 
 
@@ -77,7 +80,7 @@ def consume(
         )  # fmt: skip
     else:
         B, V, _, mask_words, first_sample, _ = sizes
-        LAYOUT: gl.constexpr = group_layout(GROUPS)
+        LAYOUT: gl.constexpr = group_layout(GROUPS, logits.shape[0])
         index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
         row = _in_layout(rows[0], LAYOUT)
         noise_row = _in_layout(rows[1], LAYOUT)
@@ -212,7 +215,7 @@ def _block(x, part: gl.constexpr):
     if x.shape[1] == 4:
         return x
     else:
-        layout: gl.constexpr = group_layout(4)
+        layout: gl.constexpr = group_layout(4, x.shape[0])
         return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
 
 

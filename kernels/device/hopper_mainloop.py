@@ -1,8 +1,9 @@
 """The matmul of the Hopper kernel in Gluon: the tiles of a program, their loads and products.
 
 A ring buffer in shared memory connects the loading warp and the computing warpgroups: (tiles of
-weight, tiles of hidden, barriers of loaded stages, barriers of free stages). The portable version,
-`device.mainloop`, has the code that both share.
+weight, tiles of hidden, (tiles of the rest of a mixed block's rows,) or (), barriers of loaded
+stages, barriers of free stages). The portable version, `device.mainloop`, has the code that both
+share.
 """
 
 from triton.experimental import gluon
@@ -27,6 +28,8 @@ reinterpreted = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 CHUNK = gl.constexpr(hopper.CHUNK)
 PAIR = gl.constexpr(hopper.PAIR)
 """Rows of a pair of blocks, which share the rows of their third warpgroup."""
+REST_BOX = gl.constexpr(hopper.REST_BOX)
+"""Rows of the box with the rest of a mixed block's rows, which are its last."""
 
 
 @gluon.constexpr_function
@@ -39,8 +42,8 @@ def accumulator_layout(N, BITS):
 
 @gluon.jit
 def allocated_ring(
-    weight, hidden, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
+    weight, hidden, WARPGROUPS: gl.constexpr, REST: gl.constexpr, BLOCK_V: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Allocate an empty ring buffer in shared memory. weight, hidden: descriptors."""
     BOX: gl.constexpr = weight.block_type.shape[1]
@@ -51,8 +54,12 @@ def allocated_ring(
     hidden_ring = gl.allocate_shared_memory(
         hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
     )
+    rest_ring = ()
+    if REST > 0:
+        shape: gl.constexpr = [STAGES * CHUNKS, REST_BOX, BOX]
+        rest_ring = (gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout),)
     loaded, free = barriers(WARPGROUPS, STAGES)
-    return weight_ring, hidden_ring, loaded, free
+    return weight_ring, hidden_ring, rest_ring, loaded, free
 
 
 @gluon.jit
@@ -76,12 +83,12 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def first_block_row(pid_b, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr):
+def first_block_row(pid_b, BLOCK_B: gl.constexpr, PAIRED: gl.constexpr):
     """Return the first row of a block. The second of a pair begins two warpgroups further."""
     if PAIRED:
         return pid_b // 2 * PAIR + pid_b % 2 * (2 * ROWS)
     else:
-        return pid_b * (WARPGROUPS * ROWS)
+        return pid_b * BLOCK_B
 
 
 @gluon.jit
@@ -113,14 +120,21 @@ def rows_of_warpgroup(
 ):  # fmt: skip
     """Return the instruction's rows [ROWS], and which are below B and no repetition."""
     index = gl.arange(0, ROWS, LAYOUT)
+    first = first_unclamped_row(b0, WARPGROUP, PAIRED)
     row = first_row(b0, B, WARPGROUP, PAIRED, 0, BOX) + index
-    is_first = row >= first_unclamped_row(b0, WARPGROUP, PAIRED)
+    is_first = row >= first
     if BOXES == 2:
         # Rows behind the second box have not been loaded; they get the invalid row B.
         second = first_row(b0, B, WARPGROUP, PAIRED, 1, BOX) + index - BOX
-        is_first = (index < BOX) | (second >= BOX)
+        is_first = gl.where(index < BOX, is_first, second >= first + BOX)
         row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
     return row, (row < B) & is_first
+
+
+@gluon.jit
+def first_of_rest(b0, B, REST: gl.constexpr):
+    """Return the first row of the box whose last REST rows are the rest of a mixed block's."""
+    return gl.minimum(b0 + 2 * ROWS + REST - REST_BOX, gl.maximum(B - REST_BOX, 0))
 
 
 @gluon.jit
@@ -161,8 +175,8 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 @gluon.jit
 def load_columns(
     weight, hidden, ring, stage, phase, row0, d0, columns, b0, B, D,
-    WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, REST: gl.constexpr, BOXES: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load the operands of a tile of WIDTH tokens into the ring, as stages become free.
 
@@ -170,11 +184,12 @@ def load_columns(
         row0: the tile's first row of weight.
         d0: the first column; column 0 follows column D - 1. columns: the number of columns.
     """
-    weight_ring, hidden_ring, loaded, free = ring
+    weight_ring, hidden_ring, rest_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
+    ALL_BOXES: gl.constexpr = WARPGROUPS * BOXES + (REST > 0)
     BYTES: gl.constexpr = (
-        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * BOXES * hidden.block_type.nbytes
+        WIDTH // 128 * weight.block_type.nbytes + ALL_BOXES * hidden.block_type.nbytes
     )
     for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
@@ -196,6 +211,11 @@ def load_columns(
                         hidden, [first_row(b0, B, group, PAIRED, number, BOX), d0 + i * CHUNK],
                         bar, rows.slice(number * BOX, BOX, dim=0),
                     )  # fmt: skip
+            if REST > 0:
+                copy_to_shared(
+                    hidden, [first_of_rest(b0, B, REST), d0 + i * CHUNK], bar,
+                    rest_ring[0].index(stage * CHUNKS + i),
+                )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
         stage, phase = next_stage(stage, phase, STAGES)
@@ -205,8 +225,8 @@ def load_columns(
 @gluon.jit
 def load_tiles(
     weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr,
-    BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
+    REST: gl.constexpr, BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load all tiles of a program: the code of the loading warp."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -219,7 +239,7 @@ def load_tiles(
             stage, phase = load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, PAIRED, BOXES, BLOCK_V, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, REST, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
@@ -227,7 +247,7 @@ def load_tiles(
             load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, PAIRED, BOXES, 128, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, REST, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
 
@@ -263,7 +283,7 @@ def add_columns(
     PARTS: gl.constexpr = 1,
 ):  # fmt: skip
     """Add the product of the next `columns` in the ring to acc, or replace acc if not use_acc."""
-    weight_ring, hidden_ring, loaded, free = ring
+    weight_ring, hidden_ring, _, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
     use_acc = gl.to_tensor(use_acc)
     TILES: gl.constexpr = weight_ring.shape[0]

@@ -80,7 +80,8 @@ def text(
     lines.append("configs = [")
     for bucket, max_d, config in rows:
         sizes = {name: getattr(config, name) for name in sizes_of(config)}
-        entry = {"bucket": bucket, "max_d": max_d, **sizes}
+        optional = {name: getattr(config, name) or None for name in sizes_of(config, optional=True)}
+        entry = {"bucket": bucket, "max_d": max_d, **sizes, **optional}
         pairs = [
             f"{name} = {json.dumps(value)}" for name, value in entry.items() if value is not None
         ]

@@ -9,7 +9,8 @@ Logits, noise and the contents of the workspace are bitwise those of fused.porta
 
 Functions pass tuples on. An absent element is (), because a tuple cannot contain None:
 
-    ring        (tiles of weight, tiles of hidden, barriers of loaded and of free stages)
+    ring        (tiles of weight, tiles of hidden, (tiles of the rest of hidden,),
+                barriers of loaded and of free stages)
     share       (first row, index among the programs of these rows, number of these programs,
                 first token, number of tokens of this rank)
     sizes       (B, V, D, mask_words, first_sample, samples)
@@ -40,6 +41,7 @@ from fsbench.kernels.device.mass import (
 )
 from fsbench.kernels.device.rows import temperatures_of_rows
 from fsbench.kernels.device.targets import scored, store_rank
+from fsbench.kernels.fused.hopper.mixed import compute_mixed
 from fsbench.kernels.fused.hopper.quantized import (
     COLUMNS,
     compute_bytes,
@@ -74,14 +76,15 @@ def _finish(
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
-    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, QUANTIZED: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, REST: gl.constexpr,
+    QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """Decode the tokens of a block of rows and reset the workspace, in the block's last program."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
     PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
-    parts_v = programs_v * 2 if QUANTIZED or PAIRED else programs_v
+    parts_v = programs_v * 2 if QUANTIZED or PAIRED or REST > 0 else programs_v
     entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     mask = row < B
@@ -113,10 +116,10 @@ def _finish(
                 source = program_of_block(local_token // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
                 source = program_of(local_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
-            if PAIRED:
+            if PAIRED or REST > 0:
                 _, tail = schedule(num_tokens, programs_v, BLOCK_V)
                 second = (
-                    (row - b0 >= 4 * ROWS)
+                    (row - b0 >= (4 * ROWS if PAIRED else 2 * ROWS))
                     & (local_token // 128 % 2 == 1)
                     & (local_token < tail * 128)
                 )
@@ -200,6 +203,7 @@ def hopper_kernel(
     WATCH: gl.constexpr,
     WARPGROUPS: gl.constexpr,  # computing warpgroups
     PAIRED: gl.constexpr,  # two blocks share the rows of their third warpgroup
+    REST: gl.constexpr,  # rows of a block beyond those of its two warpgroups (see mixed)
     BOXES: gl.constexpr,  # TMA boxes of hidden for the rows of a warpgroup
     BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr,  # a program's tiles are neighbors; else they are strided
@@ -210,17 +214,18 @@ def hopper_kernel(
     BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
     SETS: gl.constexpr = 2 if BOX == ROWS else 1
-    BLOCK_B: gl.constexpr = SETS * ROWS if QUANTIZED else PAIR if PAIRED else WARPGROUPS * ROWS
+    OF_WARPGROUPS: gl.constexpr = WARPGROUPS * ROWS + REST
+    BLOCK_B: gl.constexpr = SETS * ROWS if QUANTIZED else PAIR if PAIRED else OF_WARPGROUPS
     SPLIT: gl.constexpr = sums_ptr is not None
     if QUANTIZED:
         ring = ring_of_bytes(weight, hidden, SETS * BOX * BOXES, STAGES)
     else:
-        ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
+        ring = allocated_ring(weight, hidden, WARPGROUPS, REST, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B) * BLOCKS
     pid_b = gl.program_id(0) % num_tiles_b
     pid_v = gl.program_id(0) // num_tiles_b
     programs_v = gl.num_programs(0) // num_tiles_b
-    b0 = first_block_row(pid_b, WARPGROUPS, PAIRED)
+    b0 = first_block_row(pid_b, BLOCK_B, PAIRED)
     share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample, samples)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
@@ -261,6 +266,21 @@ def hopper_kernel(
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
+    elif REST > 0:
+        gl.warp_specialize(
+            [
+                (compute_mixed, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                                 SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, BLOCK_V,
+                                 CONTIGUOUS, BLOCK_D, STAGES, REST, 0)),
+                (compute_mixed, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                                 SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, BLOCK_V,
+                                 CONTIGUOUS, BLOCK_D, STAGES, REST, 1)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
+                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_OF_TWO, LOADER_REGISTERS],
+        )  # fmt: skip
     elif WARPGROUPS == 3:
         gl.warp_specialize(
             [
@@ -273,7 +293,7 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
                               BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
@@ -288,7 +308,7 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
                               BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
@@ -312,7 +332,7 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
                               BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],
@@ -330,5 +350,5 @@ def hopper_kernel(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
             logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
-            PAIRED, QUANTIZED,
+            PAIRED, REST, QUANTIZED,
         )  # fmt: skip

@@ -51,7 +51,7 @@ def ring_of_bytes(weight, hidden, HELD: gl.constexpr, STAGES: gl.constexpr):
         hidden.dtype, [STAGES * HALVES, HELD, CHUNK], hidden.layout
     )
     loaded, free = barriers(WARPGROUPS, STAGES)
-    return weight_ring, hidden_ring, loaded, free
+    return weight_ring, hidden_ring, (), loaded, free
 
 
 @gluon.jit
@@ -66,7 +66,7 @@ def load_bytes(
     weight, hidden, ring, share, B, D, SETS: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr
 ):
     """Load all blocks of a program: the code of the loading warp."""
-    weight_ring, hidden_ring, loaded, free = ring
+    weight_ring, hidden_ring, _, loaded, free = ring
     BOX: gl.constexpr = hidden.block_type.shape[0]
     BYTES: gl.constexpr = (
         WARPGROUPS * weight.block_type.nbytes + HALVES * SETS * BOXES * hidden.block_type.nbytes
@@ -113,7 +113,7 @@ def load_bytes(
 @gluon.jit
 def _add_bytes(ring, stage, phase, steps, acc, WARPGROUP: gl.constexpr, STAGES: gl.constexpr):
     """Add the product of the next stages in the ring to acc [TOKENS, HELD]."""
-    weight_ring, hidden_ring, loaded, free = ring
+    weight_ring, hidden_ring, _, loaded, free = ring
     LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     for _ in range(0, steps):
         mbarrier.wait(loaded.index(stage), phase)

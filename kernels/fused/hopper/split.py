@@ -96,7 +96,7 @@ def load_pieces(
         d0 = (first_column(first_token + row0, D) // BLOCK_D + first) % steps * BLOCK_D
         stage, phase = load_columns(
             weight, hidden, ring, stage, phase, row0, d0, (end - first) * BLOCK_D, b0, B, D,
-            1, False, BOXES, 128, BLOCK_D, STAGES,
+            1, False, 0, BOXES, 128, BLOCK_D, STAGES,
         )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ def begin(
     SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
 ):  # fmt: skip
     """Return (part, initial state) of the rows that `rows_of_warpgroup` returns."""
-    LAYOUT: gl.constexpr = group_layout(4)
+    COUNT: gl.constexpr = row.shape[0]
+    LAYOUT: gl.constexpr = group_layout(4, COUNT)
     B, V, _, _, first_sample, samples = sizes
     seed_ptr, offset_ptr, temperature = noise
     _, _, _, logits_ptr, largest_ptr, stride = scratch
@@ -97,16 +98,16 @@ def begin(
         for i in gl.static_range(N):
             offsets = column.to(gl.int64) * samples + first_sample + i
             limits += (gl.load(ranking[1] + offsets, mask=in_batch, other=0.0),)
-            counts += (gl.full([ROWS, 4], 0, gl.int32, LAYOUT),)
+            counts += (gl.full([COUNT, 4], 0, gl.int32, LAYOUT),)
     rows = (column, noise_row, seed, offset, T, inverse_temperature, limits)
     best = ()
     for _ in gl.static_range(N):
         best += ((
-            gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT),
-            gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
-            gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
+            gl.full([COUNT, 4], float("-inf"), gl.float32, LAYOUT),
+            gl.full([COUNT, 4], 0, gl.int32, LAYOUT),
+            gl.full([COUNT, 4], 0.0, gl.float32, LAYOUT),
         ),)  # fmt: skip
-    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
+    mass = no_mass(gl.full([COUNT, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
     return (row, row_mask, rows, stored), (best, mass, counts)
 
 

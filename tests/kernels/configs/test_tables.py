@@ -58,16 +58,20 @@ def test_shipped_configs_are_those_that_were_measured():
     for kernel in KERNELS:
         for gpu in (H100, "NVIDIA GH200 480GB"):
             assert find(kernel, 256, 8192, gpu) == find(kernel, 256, 8192, H200)
-    assert [find("hopper", B, 4096, H200) for B in (1, 65, 129, 1024)] == [
+    assert [find("hopper", B, 4096, H200) for B in (1, 65, 161, 1024)] == [
         HopperConfig(1, 128, 128, 4, False),
         HopperConfig(2, 128, 128, 3, False),
         HopperConfig(3, 128, 64, 5, False),
         HopperConfig(2, 256, 64, 4, True),
     ]
-    assert [find("hopper", B, 8192, H200) for B in (65, 129)] == [
+    assert [find("hopper", B, 8192, H200) for B in (65, 161)] == [
         HopperConfig(2, 256, 64, 4, False),
         HopperConfig(3, 256, 64, 4, False),
     ]
+    for D in (4096, 8192):
+        rests = [find("hopper", B, D, H200).rest for B in (128, 129, 144, 145, 160, 161)]
+        assert rests == [0, 16, 16, 32, 32, 0]
+        assert find("hopper", 129, D, H100) == find("hopper", 192, D, H100)
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"
 
 
@@ -139,7 +143,7 @@ def test_written_tables_are_read_back(tmp_path):
         (file(entry=ENTRY + ", {}"), "tiles[0].configs[1].bucket: expected int; got nothing"),
         (
             file(entry=ENTRY.replace("64", "65", 1)),
-            "tiles[0].configs[0].bucket: expected one of (64, 128, 192, 256); got 65",
+            "tiles[0].configs[0].bucket: expected one of (64, 128, 144, 160, 192, 256); got 65",
         ),
         (
             file(entry=ENTRY.replace("block_d = 64", "block_d = 32")),

@@ -14,8 +14,8 @@ from gpu_cases import counter, problem
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
-from fsbench.kernels import Sample, describe, flash_sample, score
-from fsbench.kernels.configs.choice import portable_rows
+from fsbench.kernels import Sample, describe, flash_sample, score, truncated_sample
+from fsbench.kernels.configs.choice import default_config, portable_rows
 from fsbench.kernels.configs.hopper import HopperConfig
 
 pytestmark = [
@@ -188,6 +188,9 @@ CONFIGS = [
     )
 ]
 PAIRED = HopperConfig(3, 256, 64, 4, False, paired=True)
+MIXED = HopperConfig(2, 256, 64, 4, False, rest=16)
+SHARED_ROWS = [PAIRED, replace(PAIRED, contiguous=True), MIXED, replace(MIXED, rest=32)]
+"""Rows of blocks that two warpgroups share, each with half of a tile's tokens."""
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -201,20 +204,21 @@ def test_every_config_draws_the_same_tokens(config):
 SPLIT = HopperConfig(1, 128, 128, 4, False, split=True)
 
 
-@pytest.mark.parametrize("config", [PAIRED, replace(PAIRED, contiguous=True)], ids=str)
+@pytest.mark.parametrize("config", SHARED_ROWS, ids=str)
 @pytest.mark.parametrize(
     "names", ["plain", "T seeds logprob", "row_bias mask cap", "greedy logprob", "n6 logz"]
 )
-def test_paired_blocks_have_the_bits_of_the_portable_kernel(config, names):
+def test_shared_rows_have_the_bits_of_the_portable_kernel(config, names):
     """With shared rows that are not there, few, all, and of a second pair; V of any size."""
     for V, D in ((100, 64), (129, 72), (33_793, 256), (40_961, 1152)):
         whole, weight = problem(700, V, D)
-        for B in (65, 200, 256, 257, 300, 320, 321, 600, 700):
+        for B in (1, 65, 128, 129, 144, 145, 160, 161, 200, 256, 257, 300, 320, 321, 600, 700):
             hidden = whole[:B].contiguous()
             assert_equal(hidden, weight, config=config, **options(names, B, V))
 
 
-def test_paired_blocks_take_what_is_counted_and_stored():
+@pytest.mark.parametrize("config", SHARED_ROWS, ids=str)
+def test_shared_rows_take_what_is_counted_and_stored(config):
     hidden, weight = problem(320, 40_961, 256)
     arguments = {
         "return_rank": True,
@@ -222,15 +226,28 @@ def test_paired_blocks_take_what_is_counted_and_stored():
         "return_entropy": True,
         "return_logprob": True,
     }
-    assert_equal(hidden, weight, config=PAIRED, **arguments)
+    assert_equal(hidden, weight, config=config, **arguments)
     targets = torch.randint(0, 40_961, (320, 2), device="cuda")
     drawn, expected = (
         score(hidden, weight, targets, return_entropy=True, return_rank=True, **kernel_or_config)
-        for kernel_or_config in ({"config": PAIRED}, {"kernel": "portable"})
+        for kernel_or_config in ({"config": config}, {"kernel": "portable"})
     )
     assert torch.equal(drawn.rank, expected.rank) and torch.equal(drawn.valid, expected.valid)
     for name in ("logprob", "logz", "entropy"):
         assert same_bits(getattr(drawn, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("config", SHARED_ROWS, ids=str)
+def test_filters_read_the_logits_of_shared_rows(config):
+    hidden, weight = problem(321, 40_961, 256)
+    for B in (150, 321):
+        rows = hidden[:B].contiguous()
+        portable = default_config(B, 256, rows.device, 2)
+        drawn, expected = (
+            truncated_sample(rows, weight, seed=counter(SEED), top_p=0.9, config=tiles)
+            for tiles in (config, portable)
+        )
+        assert torch.equal(drawn.tokens, expected.tokens) and drawn.valid.all()
 
 
 @pytest.mark.parametrize("D", [64, 72, 1152, 4096])
