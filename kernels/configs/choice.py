@@ -16,7 +16,7 @@ from fsbench.kernels.configs.epilogue import (
     DRAW,
     MOST_ROWS_FOR,
     TILES_FOR,
-    TILES_RECORD,
+    TILES_RECORDS,
     Epilogue,
 )
 from fsbench.kernels.configs.gpu import is_hopper, multiprocessors, operations_per_byte
@@ -138,15 +138,22 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
     row = _row("hopper", B, D, device)
     if epilogue.processed:
         return row._replace(config=row.config.narrowed()) if B <= 3 * ROWS else row
-    if portable_rows(device) > ROWS:
-        for tiles in TILES_FOR.get(epilogue, ()):
-            if tiles.first <= B <= tiles.last and tiles.max_d >= D:
-                return row._replace(config=tiles.config, record=TILES_RECORD)
+    config = _config_for(epilogue, B, D, device)
+    if config:
+        return row._replace(config=config, record=TILES_RECORDS[portable_rows(device)])
     if hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)
     cut = min(row.config.cuts(), key=lambda config: config.busiest(B, V, programs))
     return row._replace(config=cut)
+
+
+def _config_for(epilogue: Epilogue, B: int, D: int, device: torch.device) -> HopperConfig | None:
+    """Return the config that is faster than that of plain calls with this epilogue, or None."""
+    for tiles in TILES_FOR.get(portable_rows(device), {}).get(epilogue, ()):
+        if tiles.first <= B <= tiles.last and tiles.max_d >= D:
+            return tiles.config
+    return None
 
 
 def hopper_config(
@@ -331,7 +338,7 @@ def explanation(
         return f"{rule}; the tile shapes for weights of one byte"
     if name == "hopper":
         row = hopper_row(B, D, V, device, epilogue)
-        if row.record == TILES_RECORD:
+        if row.config == _config_for(epilogue, B, D, device):
             return f"{rule}; the tile shapes for {epilogue} (record: {row.record})"
     else:
         row = _row(_table(noise, element_bytes), B, D, device)

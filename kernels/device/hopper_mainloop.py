@@ -54,10 +54,8 @@ def allocated_ring(
     hidden_ring = gl.allocate_shared_memory(
         hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
     )
-    rest_ring = ()
-    if REST > 0:
-        shape: gl.constexpr = [STAGES * CHUNKS, REST_BOX, BOX]
-        rest_ring = (gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout),)
+    shape: gl.constexpr = [STAGES * CHUNKS, REST_BOX, BOX]
+    rest_ring = (gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout),) if REST > 0 else ()
     loaded, free = barriers(WARPGROUPS, STAGES)
     return weight_ring, hidden_ring, rest_ring, loaded, free
 

@@ -165,8 +165,9 @@ def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(
     assert str(tiles) == (f"hopper-{expected}" if expected else str(plain))
     changed = _choice.hopper_config(*shape, h100, epilogue._replace(processed=True))
     assert changed == _choice.hopper_config(*shape, h100, PROCESSED)
-    h200 = gpu(H200)
-    assert _choice.hopper_config(*shape, h200, epilogue) == _choice.hopper_config(*shape, h200)
+    if epilogue != BOTH or B > 160:
+        h200 = gpu(H200)
+        assert _choice.hopper_config(*shape, h200, epilogue) == _choice.hopper_config(*shape, h200)
 
 
 EXPLAINED = [
@@ -221,6 +222,24 @@ def test_describe_knows_calls_with_log_probabilities(both, monkeypatch):
     problem = Problem(100, 64, 500, "bf16")
     launch = discover()["flash_score"].provider.build(problem, matrices[1].bfloat16())
     assert launch.config.startswith(str(PORTABLE))  # what records say of score
+
+
+def test_an_h200_has_mixed_blocks_for_129_to_160_rows(gpu):
+    facts = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None}
+    both = Epilogue(sums=True, stored=True)
+    for D, three in (
+        (4096, HopperConfig(3, 128, 64, 5, False)),
+        (8192, HopperConfig(3, 256, 64, 4, False)),
+    ):
+        for epilogue in (DRAW, SUMS, Epilogue(stored=True)):
+            shape = (D, 151_936, gpu(H200), epilogue)
+            rests = [_choice.hopper_config(B, *shape).rest for B in (129, 144, 145, 160, 161)]
+            assert rests == [16, 16, 32, 32, 0]
+        assert _choice.hopper_config(150, D, 151_936, gpu(H200), both) == three
+    text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=SUMS)
+    assert "; tile shapes for B <= 160 on GPUs '*H200*'" in text
+    text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=both)
+    assert "; the tile shapes for log-probabilities and stored logits (record: results/h200" in text
 
 
 def test_large_batches_are_cut_such_that_the_busiest_program_has_least_work(gpu):
