@@ -16,12 +16,12 @@ ROWS = 64
 """Batch rows of a warpgroup: the M of its instruction."""
 PAIR = 5 * ROWS
 """Batch rows of two blocks that are paired."""
-REST_BOX = 32
-"""Batch rows of a TMA box of hidden in a mixed block; its last box has the rest of its rows."""
+EXTRA_BOX = 32
+"""Batch rows of a TMA box of hidden in a mixed block; its last box has the extra rows."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
 _MOST_STAGES = 3  # with 128 rows and weights of one byte
 _TRANSPOSED = 32 * 1024  # two tiles of 64 rows and 128 tokens, half of one at a time
-_REST_TRANSPOSED = 16 * 1024  # two tiles of 32 rows and 128 tokens, half of one at a time
+_EXTRA_TRANSPOSED = 16 * 1024  # two tiles of 32 rows and 128 tokens, half of one at a time
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class HopperConfig:
             have equal work, in the order of `contiguous`. For up to 64 rows.
         paired: Whether two blocks of rows, 320 in all, share the rows of their third warpgroups; in
             these rows each has half of a tile's tokens.
-        rest: Batch rows of a program beyond those of two warpgroups, 16 or 32, with the tokens on
-            the M side of the instruction (fused.hopper.mixed); or 0.
+        extra_rows: Batch rows of a program beyond those of two warpgroups, 16 or 32, with the
+            tokens on the M side of the instruction (fused.hopper.mixed); or 0.
         one_byte: Whether the kernel is for weights of one byte (fused.hopper.quantized). Both
             warpgroups have all rows of a program and half of its tokens each; blocks are split,
             too. With more than 64 rows, 3 stages fit.
@@ -52,7 +52,7 @@ class HopperConfig:
     split: bool = False
     paired: bool = False
     one_byte: bool = False
-    rest: int = field(default=0, metadata={"in_tables": True})
+    extra_rows: int = field(default=0, metadata={"in_tables": True})
 
     def __post_init__(self) -> None:
         check_options(
@@ -61,7 +61,7 @@ class HopperConfig:
             block_v=(128, 256),
             block_d=(64, 128, 256),
             num_stages=range(2, 17),
-            rest=(0, 16, 32),
+            extra_rows=(0, 16, 32),
         )
         if self.split and not self.can_split:
             raise InvalidArgument(
@@ -73,9 +73,9 @@ class HopperConfig:
                 "paired: expected False but with 3 warpgroups and block_v 256; "
                 f"got {self.warpgroups} and {self.block_v}"
             )
-        if self.rest and (self.warpgroups, self.block_v) != (2, 2 * BLOCK_TOKENS):
+        if self.extra_rows and (self.warpgroups, self.block_v) != (2, 2 * BLOCK_TOKENS):
             raise InvalidArgument(
-                "rest: expected 0 but with 2 warpgroups and block_v 256; "
+                "extra_rows: expected 0 but with 2 warpgroups and block_v 256; "
                 f"got {self.warpgroups} and {self.block_v}"
             )
         shapes = (self.warpgroups, self.block_v, self.block_d, self.contiguous, self.split)
@@ -96,16 +96,16 @@ class HopperConfig:
         """
         if self.block_v == 128:
             return self
-        warpgroups = 3 if self.rest else self.warpgroups
+        warpgroups = 3 if self.extra_rows else self.warpgroups
         stages = min(16, _SHARED // ((warpgroups * ROWS + 128) * self.block_d * 2))
         return replace(
-            self, warpgroups=warpgroups, block_v=128, num_stages=stages, paired=False, rest=0
+            self, warpgroups=warpgroups, block_v=128, num_stages=stages, paired=False, extra_rows=0
         )
 
     @property
     def block_b(self) -> int:
         """Batch rows of a program; the average if blocks are paired."""
-        return PAIR // 2 if self.paired else self.warpgroups * ROWS + self.rest
+        return PAIR // 2 if self.paired else self.warpgroups * ROWS + self.extra_rows
 
     def blocks(self, B: int) -> int:
         """Return the number of blocks of rows for B rows."""
@@ -143,8 +143,10 @@ class HopperConfig:
         """Shared memory of a program in bytes: its ring, and the transposition of its tiles."""
         if self.one_byte:
             return (2 * ROWS + self.block_v) * self.block_d * self.num_stages + _TRANSPOSED
-        rows = self.warpgroups * ROWS + self.block_v + (REST_BOX if self.rest else 0)
-        return rows * self.block_d * 2 * self.num_stages + (_REST_TRANSPOSED if self.rest else 0)
+        rows = self.warpgroups * ROWS + self.block_v + (EXTRA_BOX if self.extra_rows else 0)
+        return rows * self.block_d * 2 * self.num_stages + (
+            _EXTRA_TRANSPOSED if self.extra_rows else 0
+        )
 
     def too_small(self, B: int) -> bool:
         """Whether a ring for weights of one byte has no room for B rows of hidden."""
@@ -152,8 +154,8 @@ class HopperConfig:
 
     def boxes(self, B: int) -> tuple[int, int]:
         """Return (batch rows of a TMA box, boxes of a warpgroup); boxes hold no row beyond B."""
-        if self.rest:
-            return REST_BOX, ROWS // REST_BOX
+        if self.extra_rows:
+            return EXTRA_BOX, ROWS // EXTRA_BOX
         if B > ROWS:
             return ROWS, 1
         half = max(4, 1 << (B - 1).bit_length() >> 1)
@@ -161,7 +163,7 @@ class HopperConfig:
 
     def __str__(self) -> str:
         order = "b" if self.one_byte else "s" if self.split else "c" if self.contiguous else ""
-        order += "h" if self.paired else f"r{self.rest}" if self.rest else ""
+        order += "h" if self.paired else f"r{self.extra_rows}" if self.extra_rows else ""
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
@@ -185,7 +187,9 @@ def space(B: int) -> list[HopperConfig]:
                 HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
                 for contiguous in (False, True)
             ]
-    if 2 * ROWS < B <= 2 * ROWS + REST_BOX:
-        rest = B - 2 * ROWS
-        configs += [HopperConfig(2, 256, 64, 4, order, rest=rest) for order in (False, True)]
+    if 2 * ROWS < B <= 2 * ROWS + EXTRA_BOX:
+        extra_rows = B - 2 * ROWS
+        configs += [
+            HopperConfig(2, 256, 64, 4, order, extra_rows=extra_rows) for order in (False, True)
+        ]
     return configs

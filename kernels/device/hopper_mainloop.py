@@ -1,7 +1,7 @@
 """The matmul of the Hopper kernel in Gluon: the tiles of a program, their loads and products.
 
 A ring buffer in shared memory connects the loading warp and the computing warpgroups: (tiles of
-weight, tiles of hidden, (tiles of the rest of a mixed block's rows,) or (), barriers of loaded
+weight, tiles of hidden, (tiles of the extra rows of a mixed block,) or (), barriers of loaded
 stages, barriers of free stages). The portable version, `device.mainloop`, has the code that both
 share.
 """
@@ -28,8 +28,8 @@ reinterpreted = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 CHUNK = gl.constexpr(hopper.CHUNK)
 PAIR = gl.constexpr(hopper.PAIR)
 """Rows of a pair of blocks, which share the rows of their third warpgroup."""
-REST_BOX = gl.constexpr(hopper.REST_BOX)
-"""Rows of the box with the rest of a mixed block's rows, which are its last."""
+EXTRA_BOX = gl.constexpr(hopper.EXTRA_BOX)
+"""Rows of the box whose last rows are the extra rows of a mixed block."""
 
 
 @gluon.constexpr_function
@@ -42,7 +42,7 @@ def accumulator_layout(N, BITS):
 
 @gluon.jit
 def allocated_ring(
-    weight, hidden, WARPGROUPS: gl.constexpr, REST: gl.constexpr, BLOCK_V: gl.constexpr,
+    weight, hidden, WARPGROUPS: gl.constexpr, EXTRA_ROWS: gl.constexpr, BLOCK_V: gl.constexpr,
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Allocate an empty ring buffer in shared memory. weight, hidden: descriptors."""
@@ -54,10 +54,12 @@ def allocated_ring(
     hidden_ring = gl.allocate_shared_memory(
         hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
     )
-    shape: gl.constexpr = [STAGES * CHUNKS, REST_BOX, BOX]
-    rest_ring = (gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout),) if REST > 0 else ()
+    shape: gl.constexpr = [STAGES * CHUNKS, EXTRA_BOX, BOX]
+    extra_ring = (
+        (gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout),) if EXTRA_ROWS > 0 else ()
+    )
     loaded, free = barriers(WARPGROUPS, STAGES)
-    return weight_ring, hidden_ring, rest_ring, loaded, free
+    return weight_ring, hidden_ring, extra_ring, loaded, free
 
 
 @gluon.jit
@@ -130,9 +132,9 @@ def rows_of_warpgroup(
 
 
 @gluon.jit
-def first_of_rest(b0, B, REST: gl.constexpr):
-    """Return the first row of the box whose last REST rows are the rest of a mixed block's."""
-    return gl.minimum(b0 + 2 * ROWS + REST - REST_BOX, gl.maximum(B - REST_BOX, 0))
+def first_of_extra_rows(b0, B, EXTRA_ROWS: gl.constexpr):
+    """Return the first row of the box whose last EXTRA_ROWS are the extra rows of a mixed block."""
+    return gl.minimum(b0 + 2 * ROWS + EXTRA_ROWS - EXTRA_BOX, gl.maximum(B - EXTRA_BOX, 0))
 
 
 @gluon.jit
@@ -173,7 +175,7 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 @gluon.jit
 def load_columns(
     weight, hidden, ring, stage, phase, row0, d0, columns, b0, B, D,
-    WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, REST: gl.constexpr, BOXES: gl.constexpr,
+    WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, EXTRA_ROWS: gl.constexpr, BOXES: gl.constexpr,
     WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load the operands of a tile of WIDTH tokens into the ring, as stages become free.
@@ -182,10 +184,10 @@ def load_columns(
         row0: the tile's first row of weight.
         d0: the first column; column 0 follows column D - 1. columns: the number of columns.
     """
-    weight_ring, hidden_ring, rest_ring, loaded, free = ring
+    weight_ring, hidden_ring, extra_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
-    ALL_BOXES: gl.constexpr = WARPGROUPS * BOXES + (REST > 0)
+    ALL_BOXES: gl.constexpr = WARPGROUPS * BOXES + (EXTRA_ROWS > 0)
     BYTES: gl.constexpr = (
         WIDTH // 128 * weight.block_type.nbytes + ALL_BOXES * hidden.block_type.nbytes
     )
@@ -209,10 +211,10 @@ def load_columns(
                         hidden, [first_row(b0, B, group, PAIRED, number, BOX), d0 + i * CHUNK],
                         bar, rows.slice(number * BOX, BOX, dim=0),
                     )  # fmt: skip
-            if REST > 0:
+            if EXTRA_ROWS > 0:
                 copy_to_shared(
-                    hidden, [first_of_rest(b0, B, REST), d0 + i * CHUNK], bar,
-                    rest_ring[0].index(stage * CHUNKS + i),
+                    hidden, [first_of_extra_rows(b0, B, EXTRA_ROWS), d0 + i * CHUNK], bar,
+                    extra_ring[0].index(stage * CHUNKS + i),
                 )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
@@ -223,7 +225,7 @@ def load_columns(
 @gluon.jit
 def load_tiles(
     weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr,
-    REST: gl.constexpr, BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
+    EXTRA_ROWS: gl.constexpr, BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load all tiles of a program: the code of the loading warp."""
@@ -237,7 +239,7 @@ def load_tiles(
             stage, phase = load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, PAIRED, REST, BOXES, BLOCK_V, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, EXTRA_ROWS, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
@@ -245,7 +247,7 @@ def load_tiles(
             load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, PAIRED, REST, BOXES, 128, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, EXTRA_ROWS, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ TILES = {
     "g2v256": HopperConfig(2, 256, 64, 4, True),
     "g3v256": HopperConfig(3, 256, 64, 4, True),
     "paired": HopperConfig(3, 256, 64, 4, True, paired=True),
-    "rest16": HopperConfig(2, 256, 64, 4, False, rest=16),
-    "rest32": HopperConfig(2, 256, 64, 4, False, rest=32),
+    "rest16": HopperConfig(2, 256, 64, 4, False, extra_rows=16),
+    "rest32": HopperConfig(2, 256, 64, 4, False, extra_rows=32),
 }
 CALLS: dict[str, tuple[Provider, Callable[..., Any], dict[str, Any]]] = {
     "plain": (HOPPER, flash_sample, {}),

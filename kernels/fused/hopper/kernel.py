@@ -9,7 +9,7 @@ Logits, noise and the contents of the workspace are bitwise those of fused.porta
 
 Functions pass tuples on. An absent element is (), because a tuple cannot contain None:
 
-    ring        (tiles of weight, tiles of hidden, (tiles of the rest of hidden,),
+    ring        (tiles of weight, tiles of hidden, (tiles of extra rows,),
                 barriers of loaded and of free stages)
     share       (first row, index among the programs of these rows, number of these programs,
                 first token, number of tokens of this rank)
@@ -76,7 +76,7 @@ def _finish(
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
-    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, REST: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, EXTRA_ROWS: gl.constexpr,
     QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """Decode the tokens of a block of rows and reset the workspace, in the block's last program."""
@@ -84,7 +84,7 @@ def _finish(
     PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
-    parts_v = programs_v * 2 if QUANTIZED or PAIRED or REST > 0 else programs_v
+    parts_v = programs_v * 2 if QUANTIZED or PAIRED or EXTRA_ROWS > 0 else programs_v
     entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     mask = row < B
@@ -116,7 +116,7 @@ def _finish(
                 source = program_of_block(local_token // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
                 source = program_of(local_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
-            if PAIRED or REST > 0:
+            if PAIRED or EXTRA_ROWS > 0:
                 _, tail = schedule(num_tokens, programs_v, BLOCK_V)
                 second = (
                     (row - b0 >= (4 * ROWS if PAIRED else 2 * ROWS))
@@ -203,7 +203,7 @@ def hopper_kernel(
     WATCH: gl.constexpr,
     WARPGROUPS: gl.constexpr,  # computing warpgroups
     PAIRED: gl.constexpr,  # two blocks share the rows of their third warpgroup
-    REST: gl.constexpr,  # rows of a block beyond those of its two warpgroups (see mixed)
+    EXTRA_ROWS: gl.constexpr,  # rows of a block beyond those of its two warpgroups (see mixed)
     BOXES: gl.constexpr,  # TMA boxes of hidden for the rows of a warpgroup
     BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr,  # a program's tiles are neighbors; else they are strided
@@ -214,13 +214,13 @@ def hopper_kernel(
     BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
     SETS: gl.constexpr = 2 if BOX == ROWS else 1
-    OF_WARPGROUPS: gl.constexpr = WARPGROUPS * ROWS + REST
+    OF_WARPGROUPS: gl.constexpr = WARPGROUPS * ROWS + EXTRA_ROWS
     BLOCK_B: gl.constexpr = SETS * ROWS if QUANTIZED else PAIR if PAIRED else OF_WARPGROUPS
     SPLIT: gl.constexpr = sums_ptr is not None
     if QUANTIZED:
         ring = ring_of_bytes(weight, hidden, SETS * BOX * BOXES, STAGES)
     else:
-        ring = allocated_ring(weight, hidden, WARPGROUPS, REST, BLOCK_V, BLOCK_D, STAGES)
+        ring = allocated_ring(weight, hidden, WARPGROUPS, EXTRA_ROWS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B) * BLOCKS
     pid_b = gl.program_id(0) % num_tiles_b
     pid_v = gl.program_id(0) // num_tiles_b
@@ -266,17 +266,17 @@ def hopper_kernel(
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
-    elif REST > 0:
+    elif EXTRA_ROWS > 0:
         gl.warp_specialize(
             [
                 (compute_mixed, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                                  SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, BLOCK_V,
-                                 CONTIGUOUS, BLOCK_D, STAGES, REST, 0)),
+                                 CONTIGUOUS, BLOCK_D, STAGES, EXTRA_ROWS, 0)),
                 (compute_mixed, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                                  SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, BLOCK_V,
-                                 CONTIGUOUS, BLOCK_D, STAGES, REST, 1)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
-                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
+                                 CONTIGUOUS, BLOCK_D, STAGES, EXTRA_ROWS, 1)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, EXTRA_ROWS,
+                              BOXES, BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
@@ -293,8 +293,8 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
-                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, EXTRA_ROWS,
+                              BOXES, BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
             [OTHERS_OF_THREE, OTHERS_OF_THREE, LOADER_REGISTERS],
@@ -308,8 +308,8 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
-                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, EXTRA_ROWS,
+                              BOXES, BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
@@ -332,8 +332,8 @@ def hopper_kernel(
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
                            BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, REST, BOXES,
-                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, EXTRA_ROWS,
+                              BOXES, BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -350,5 +350,5 @@ def hopper_kernel(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
             logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
-            PAIRED, REST, QUANTIZED,
+            PAIRED, EXTRA_ROWS, QUANTIZED,
         )  # fmt: skip

@@ -23,7 +23,7 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
     blocks_b = config.blocks(B)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     handed = programs_v * box_rows * boxes * 128 if config.split else 0
-    parts = 2 if config.paired or config.rest else 1
+    parts = 2 if config.paired or config.extra_rows else 1
     if config.one_byte:  # two warpgroups with all rows
         rows = box_rows * boxes if B <= ROWS else 2 * ROWS
         parts, handed = 2, blocks_b * programs_v * 2 * 128 * rows
@@ -34,7 +34,7 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
         {
             "WARPGROUPS": config.warpgroups,
             "PAIRED": config.paired,
-            "REST": config.rest,
+            "EXTRA_ROWS": config.extra_rows,
             "BOXES": boxes,
             "BLOCK_V": config.block_v,
             "CONTIGUOUS": config.contiguous,

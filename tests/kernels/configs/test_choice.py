@@ -233,7 +233,7 @@ def test_an_h200_has_mixed_blocks_for_129_to_160_rows(gpu):
     ):
         for epilogue in (DRAW, SUMS, Epilogue(stored=True)):
             shape = (D, 151_936, gpu(H200), epilogue)
-            rests = [_choice.hopper_config(B, *shape).rest for B in (129, 144, 145, 160, 161)]
+            rests = [_choice.hopper_config(B, *shape).extra_rows for B in (129, 144, 145, 160, 161)]
             assert rests == [16, 16, 32, 32, 0]
         assert _choice.hopper_config(150, D, 151_936, gpu(H200), both) == three
     text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=SUMS)

@@ -69,7 +69,7 @@ def test_shipped_configs_are_those_that_were_measured():
         HopperConfig(3, 256, 64, 4, False),
     ]
     for D in (4096, 8192):
-        rests = [find("hopper", B, D, H200).rest for B in (128, 129, 144, 145, 160, 161)]
+        rests = [find("hopper", B, D, H200).extra_rows for B in (128, 129, 144, 145, 160, 161)]
         assert rests == [0, 16, 16, 32, 32, 0]
         assert find("hopper", 129, D, H100) == find("hopper", 192, D, H100)
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"

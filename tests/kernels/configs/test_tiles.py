@@ -90,16 +90,18 @@ def test_a_narrowed_config_has_tiles_of_128_tokens_and_all_stages_that_fit():
         HopperConfig(2, 128, 64, 8, True)
     assert CONFIG.narrowed() is CONFIG and narrow.narrowed() is narrow
     assert (
-        PAIRED.narrowed() == replace(TWO, rest=32).narrowed() == HopperConfig(3, 128, 64, 5, True)
+        PAIRED.narrowed()
+        == replace(TWO, extra_rows=32).narrowed()
+        == HopperConfig(3, 128, 64, 5, True)
     )
 
 
 def test_batches_are_cut_into_blocks_of_rows():
     assert [PAIRED.blocks(B) for B in (1, 320, 321, 640, 641)] == [2, 2, 4, 4, 6]
     assert [CONFIG.blocks(B) for B in (1, 64, 65)] == [1, 1, 2]
-    assert [replace(TWO, rest=16).blocks(B) for B in (144, 145, 288, 289)] == [1, 2, 2, 3]
+    assert [replace(TWO, extra_rows=16).blocks(B) for B in (144, 145, 288, 289)] == [1, 2, 2, 3]
     assert str(PAIRED) == "hopper-g3v256d64p4ch"
-    assert str(replace(TWO, rest=32)) == "hopper-g2v256d64p4cr32"
+    assert str(replace(TWO, extra_rows=32)) == "hopper-g2v256d64p4cr32"
     assert TWO.cuts() == [TWO, THREE, PAIRED]
     assert len(HopperConfig(2, 256, 128, 2, True).cuts()) == 3
     for config in (HopperConfig(2, 128, 64, 7, True), THREE, HopperConfig(1, 256, 64, 5, False)):
@@ -112,8 +114,8 @@ def test_batches_are_cut_into_blocks_of_rows():
         ({"warpgroups": 2, "split": True}, "split: expected False but with 1 warpgroup"),
         ({"paired": True}, "paired: expected False but with 3 warpgroups"),
         ({"warpgroups": 3, "num_stages": 2, "paired": True}, "paired: expected False but with 3"),
-        ({"rest": 16}, "rest: expected 0 but with 2 warpgroups and block_v 256"),
-        ({"rest": 8}, "rest: expected 0 or 16 or 32"),
+        ({"extra_rows": 16}, "extra_rows: expected 0 but with 2 warpgroups and block_v 256"),
+        ({"extra_rows": 8}, "extra_rows: expected 0 or 16 or 32"),
     ],
 )
 def test_a_form_without_a_kernel_is_refused(change, message):

@@ -188,8 +188,8 @@ CONFIGS = [
     )
 ]
 PAIRED = HopperConfig(3, 256, 64, 4, False, paired=True)
-MIXED = HopperConfig(2, 256, 64, 4, False, rest=16)
-SHARED_ROWS = [PAIRED, replace(PAIRED, contiguous=True), MIXED, replace(MIXED, rest=32)]
+MIXED = HopperConfig(2, 256, 64, 4, False, extra_rows=16)
+SHARED_ROWS = [PAIRED, replace(PAIRED, contiguous=True), MIXED, replace(MIXED, extra_rows=32)]
 """Rows of blocks that two warpgroups share, each with half of a tile's tokens."""
 
 
