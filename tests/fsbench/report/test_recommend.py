@@ -345,7 +345,7 @@ def recorded():
 @pytest.mark.full
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
-    """The runs of the figure agree with all recorded runs to 2 points: two GPUs of a kind differ."""
+    """The runs of the figure agree with all recorded runs to 2 percentage points."""
     (line,) = re.findall(r"call RUNS,(.*)\) --figure winner", (ROOT / "Makefile").read_text())
     names = "|".join(line.split())
     shown = recorded[recorded.folder.str.contains(rf"/{gpu}/(?:{names})-2\d+$")]
