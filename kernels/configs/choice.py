@@ -16,7 +16,6 @@ from fsbench.kernels.configs.epilogue import (
     DRAW,
     MOST_ROWS_FOR,
     TILES_FOR,
-    TILES_RECORDS,
     Epilogue,
 )
 from fsbench.kernels.configs.gpu import is_hopper, multiprocessors, operations_per_byte
@@ -140,7 +139,7 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
         return row._replace(config=row.config.narrowed()) if B <= 3 * ROWS else row
     config = _config_for(epilogue, B, D, device)
     if config:
-        return row._replace(config=config, record=TILES_RECORDS[portable_rows(device)])
+        return row._replace(config=config, record=TILES_FOR[portable_rows(device)].record)
     if hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)
@@ -150,7 +149,8 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
 
 def _config_for(epilogue: Epilogue, B: int, D: int, device: torch.device) -> HopperConfig | None:
     """Return the config that is faster than that of plain calls with this epilogue, or None."""
-    for tiles in TILES_FOR.get(portable_rows(device), {}).get(epilogue, ()):
+    of_gpu = TILES_FOR.get(portable_rows(device))
+    for tiles in of_gpu.tiles.get(epilogue, ()) if of_gpu else ():
         if tiles.first <= B <= tiles.last and tiles.max_d >= D:
             return tiles.config
     return None

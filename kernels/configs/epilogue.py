@@ -36,48 +36,56 @@ class TilesFor(NamedTuple):
     config: HopperConfig
 
 
+class TilesOfGpu(NamedTuple):
+    """Tile shapes of a GPU by the work of the epilogue, and the record of their times."""
+
+    record: str
+    tiles: dict[Epilogue, tuple[TilesFor, ...]]
+
+
 _TWO, _TWO_WIDE = HopperConfig(2, 128, 64, 7, False), HopperConfig(2, 256, 64, 4, True)
 _THREE, _THREE_WIDE = HopperConfig(3, 128, 64, 5, False), HopperConfig(3, 256, 64, 4, False)
-TILES_FOR_H100: dict[Epilogue, tuple[TilesFor, ...]] = {
-    Epilogue(sums=True): (
-        TilesFor(129, 160, 6144, _TWO),
-        TilesFor(161, 192, 6144, _TWO_WIDE),
-        TilesFor(256, 256, 2560, _TWO),
-        TilesFor(257, 320, 4096, _TWO_WIDE),
-    ),
-    Epilogue(stored=True): (
-        TilesFor(129, 192, 8192, _THREE),
-        TilesFor(208, 256, 8192, _TWO),
-    ),
-    Epilogue(sums=True, stored=True): (
-        TilesFor(129, 192, 8192, _TWO_WIDE),
-        TilesFor(200, 256, 8192, _TWO),
-        TilesFor(257, 320, 2560, _TWO_WIDE),
-    ),
-}
+TILES_FOR_H100 = TilesOfGpu(
+    "results/h100/tile-shapes-20261127",
+    {
+        Epilogue(sums=True): (
+            TilesFor(129, 160, 6144, _TWO),
+            TilesFor(161, 192, 6144, _TWO_WIDE),
+            TilesFor(256, 256, 2560, _TWO),
+            TilesFor(257, 320, 4096, _TWO_WIDE),
+        ),
+        Epilogue(stored=True): (
+            TilesFor(129, 192, 8192, _THREE),
+            TilesFor(208, 256, 8192, _TWO),
+        ),
+        Epilogue(sums=True, stored=True): (
+            TilesFor(129, 192, 8192, _TWO_WIDE),
+            TilesFor(200, 256, 8192, _TWO),
+            TilesFor(257, 320, 2560, _TWO_WIDE),
+        ),
+    },
+)
 """Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
 
 With sums, three warpgroups are slower. Where logits are stored, two blocks of 128 rows with tiles
 of 128 tokens are slow up to 200 rows (193 with sums), likely because the second block stores less.
 Measured for D = 2560, 4096 and, where logits are stored, 8192."""
-TILES_FOR_H200: dict[Epilogue, tuple[TilesFor, ...]] = {
-    Epilogue(sums=True, stored=True): (
-        TilesFor(129, 160, 6144, _THREE),
-        TilesFor(129, 160, sys.maxsize, _THREE_WIDE),
-    ),
-}
-"""The same of an H200. Mixed blocks are slower there. Measured for D = 4096."""
+TILES_FOR_H200 = TilesOfGpu(
+    "results/h200/tile-shapes-20261127",
+    {
+        Epilogue(sums=True, stored=True): (
+            TilesFor(129, 160, 6144, _THREE),
+            TilesFor(129, 160, sys.maxsize, _THREE_WIDE),
+        ),
+    },
+)
+"""The same of an H200, where mixed blocks are slower with this work. Measured for D = 4096."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
-TILES_RECORDS = {
-    128: "results/h100/tile-shapes-20261127",
-    64: "results/h200/tile-shapes-20261127",
-}
-"""What `choice.portable_rows` is for a GPU -> the record of TILES_FOR."""
 MOST_ROWS_FOR = {
     Epilogue(sums=True): 80,
     Epilogue(stored=True): 96,
     Epilogue(sums=True, stored=True): ROWS,
 }
 """Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by the work
-of the epilogue (TILES_RECORDS); plain calls are faster by it at all of them."""
+of the epilogue (TILES_FOR_H100.record); plain calls are faster by it at all of them."""

@@ -127,8 +127,10 @@ def _row(entry: Any, kernel: str, where: str) -> Row:
     names = set(entry) if isinstance(entry, dict) else set()
     config = next((form for form in classes if names >= set(sizes_of(form))), classes[0])
     optional = {"max_d": "int", **sizes_of(config, optional=True)}
-    kinds = sizes_of(config) | {name: kind for name, kind in optional.items() if name in names}
-    sizes = {name: types[kind] for name, kind in kinds.items()}
+    field_types = sizes_of(config) | {
+        name: kind for name, kind in optional.items() if name in names
+    }
+    sizes = {name: types[kind] for name, kind in field_types.items()}
     _check(entry, {"bucket": int, **sizes}, where)
     if entry["bucket"] not in buckets:
         raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")

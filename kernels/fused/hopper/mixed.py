@@ -26,8 +26,7 @@ from fsbench.kernels.device.hopper_mainloop import (
     rows_of_warpgroup,
     schedule,
 )
-from fsbench.kernels.device.mass import mass_of_rows, no_mass, store_mass
-from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
+from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge, store_no_mass
 
 TOKENS = gl.constexpr(128)
 """Tokens of a tile that a warpgroup multiplies with the extra rows."""
@@ -155,7 +154,6 @@ def compute_mixed(
     b0, pid_v, programs_v, first_token, num_tokens = share
     B, _, _, _, _, _ = sizes
     _, _, masses_ptr, _, _, _ = scratch
-    MOMENT: gl.constexpr = len(scores[0]) > 0
     row, mask = rows_of_warpgroup(
         b0, B, WARPGROUP, False, EXTRA_BOX, ROWS // EXTRA_BOX, gl.SliceLayout(1, group_layout(4))
     )
@@ -192,6 +190,4 @@ def compute_mixed(
     slots = 2 * programs_v
     merge(part, state, pid_v, slots, sizes, scratch, scores, N)
     merge(extra_part, extra_state, pid_v + WARPGROUP * programs_v, slots, sizes, scratch, scores, N)
-    if len(masses_ptr) > 0:  # no program stores masses in the second half of these rows' slots
-        none = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, group_layout(4)), MOMENT)
-        store_mass(masses_ptr[0], mass_of_rows(none), slots, programs_v + pid_v, row, B, mask)
+    store_no_mass(part, programs_v + pid_v, slots, B, scratch, scores)

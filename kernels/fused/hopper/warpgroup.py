@@ -137,6 +137,16 @@ def merge(part, state, slot, slots, sizes, scratch, scores, N: gl.constexpr):
 
 
 @gluon.jit
+def store_no_mass(part, slot, slots, B, scratch, scores):
+    """Store the mass of nothing in slot `slot` of rows to which no program adds a mass there."""
+    row, row_mask, _, _ = part
+    _, _, masses_ptr, _, _, _ = scratch
+    if len(masses_ptr) > 0:
+        none = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, group_layout(4)), len(scores[0]) > 0)
+        store_mass(masses_ptr[0], mass_of_rows(none), slots, slot, row, B, row_mask)
+
+
+@gluon.jit
 def compute(
     ring, share, sizes, noise, processing, scratch, scores,
     N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
@@ -187,9 +197,5 @@ def compute(
         merge(part, state, pid_v, programs_v, sizes, scratch, scores, N)
     else:
         merge(part, state, pid_v + half * programs_v, 2 * programs_v, sizes, scratch, scores, N)
-        if len(masses_ptr) > 0 and not SHARED:  # no program stores masses in the row's other slots
-            none = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, group_layout(4)), len(scores[0]) > 0)
-            slot = programs_v + pid_v
-            store_mass(
-                masses_ptr[0], mass_of_rows(none), 2 * programs_v, slot, row, sizes[0], row_mask
-            )
+        if not SHARED:
+            store_no_mass(part, programs_v + pid_v, 2 * programs_v, sizes[0], scratch, scores)

@@ -109,10 +109,12 @@ def test_a_table_of_several_kernels_is_for_each(user_file):
 
 def test_written_tables_are_read_back(tmp_path):
     tiles = TileConfig(16, 128, 64, 16, True, False, 4, 4, 2)
+    mixed = HopperConfig(2, 256, 64, 4, False, extra_rows=32)
     tables_of_file = [
         text("hopper", 'A "[x]" \\ GPU', "a.csv", [(64, 6144, FIRST), (64, None, SECOND)]),
         text("portable-token", "B*", "b", [(16, None, tiles)]),
         text("portable", "C", "nothing could be timed", []),
+        text("hopper", "D", "d", [(160, None, mixed)]),
     ]
     path = tmp_path / "x.toml"
     path.write_text("\n".join(tables_of_file))
@@ -121,6 +123,7 @@ def test_written_tables_are_read_back(tmp_path):
         ("hopper", 64, FIRST),
         ("hopper", 64, SECOND),
         ("portable-token", 16, tiles),
+        ("hopper", 160, mixed),
     ]
     assert rows[0].max_d == 6144 < rows[1].max_d
     assert tables.fnmatchcase('A "[x]" \\ GPU', rows[0].gpu)
