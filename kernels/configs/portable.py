@@ -63,6 +63,10 @@ class TileConfig:
             ctas_per_sm=range(1, 33),
         )
 
+    def blocks(self, B: int) -> int:
+        """Return the number of blocks of rows for B rows."""
+        return -(-B // self.block_b)
+
     def shared_bytes(self, element_bytes: int) -> int:
         """Return the shared memory of a program in bytes: load pipeline and tile transposition.
 

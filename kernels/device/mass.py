@@ -167,10 +167,19 @@ def mass_of_programs(masses_ptr, programs, program, row, B, MOMENT: tl.constexpr
         program: int32 [1, W], 0 .. W - 1; W is the number of programs that are added at once.
         row: int32 [R].
     """
+    return mass_of_slots(masses_ptr, programs, 0, programs, program, row, B, MOMENT)
+
+
+@triton.jit
+def mass_of_slots(masses_ptr, programs, first, end, program, row, B, MOMENT: tl.constexpr = False):
+    """Add up the masses of the programs from `first` up to, not including, `end`.
+
+    Args and result: see `mass_of_programs`.
+    """
     mass = no_mass((row * 0).to(tl.float32)[:, None] + (program * 0).to(tl.float32), MOMENT)
-    for first in range(0, programs, program.shape[1]):
-        pointers = masses_ptr + (first + program) * B + row[:, None]
-        mask = (first + program < programs) & (row < B)[:, None]
+    for start in range(first, end, program.shape[1]):
+        pointers = masses_ptr + (start + program) * B + row[:, None]
+        mask = (start + program < end) & (row < B)[:, None]
         bits = tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
         window = tl.where(mask, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
         loaded = (window,)

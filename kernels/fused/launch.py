@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.epilogue import Epilogue
-from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.quantized import PTX
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
+from fsbench.kernels.device.team_mass import TEAM
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import (
     TARGETS_AT_ONCE,
@@ -59,8 +60,8 @@ def launch(
         key: the key of the launch cache; by default made of the request and these arguments.
 
     Returns:
-        The masses that the programs stored (see `mass_of_programs`) if `out` has log-probabilities,
-        logz or entropy; else None.
+        The masses of teams of programs (see `team_mass`) if `out` has log-probabilities, logz or
+        entropy; else None.
     """
     stride = 0 if stored is None else stored.logits.shape[1]
     if key is None:
@@ -141,7 +142,11 @@ class FusedLaunch:
         self.first_samples = range(0, self.samples, SAMPLES_AT_ONCE)
         counts = {min(SAMPLES_AT_ONCE, self.samples - first) for first in self.first_samples}
         self.runs = {n: Launch(code, operands.grid, {**fixed, "N": n}) for n in counts}
-        self.slots = max(self.B * max(counts), _counters(self.B, config, self.device))
+        programs, blocks = operands.grid[0], config.blocks(self.B)
+        self.teams = triton.cdiv(programs // blocks, TEAM.value)
+        counters = _counters(config, blocks, programs)
+        counters += blocks * self.teams if self.needs_masses else 0
+        self.slots = max(self.B * max(counts), counters)
         options = (*_options(request, logits).values(), shard, *out[2:])
         self.is_plain = stride == 0 and all(option is None for option in options)
         self.fields = [None if x is None else (x.shape, x.dtype) for x in out]
@@ -160,7 +165,7 @@ class FusedLaunch:
         """Launch for a request of the same key, checked or not; see `launch`."""
         operands = self.operands
         optional: dict[str, Any] = {}
-        masses = sums = None
+        sums = None
         with launching_on(self.device):
             work = workspace(self.slots, self.device)
             if operands.handed:
@@ -168,7 +173,8 @@ class FusedLaunch:
             if not self.is_plain:
                 if self.ranks and stored is None:
                     stored = allocate(self.B, self.V, self.device, True)
-                optional, masses = self._optional_arguments(request, out, stored)
+                optional = self._optional_arguments(request, out, stored)
+            masses = optional.get("team_masses_ptr")
             hidden, weight = operands.load(request.hidden, request.weight)
             for first_sample in self.first_samples:
                 n = min(SAMPLES_AT_ONCE, self.samples - first_sample)
@@ -194,10 +200,10 @@ class FusedLaunch:
 
     def _optional_arguments(
         self, request: Request, out: Sample, stored: StoredLogits | None
-    ) -> tuple[dict[str, Any], Tensor | None]:
-        """Return the arguments of options by the kernel's names, and the buffer of the masses."""
+    ) -> dict[str, Any]:
+        """Return the arguments of options by the kernel's names."""
         logits = processing(request)
-        winners = masses = limits = None
+        winners = masses = team_masses = limits = None
         if self.scores and out.rank is not None:
             limits = _target_logits(request, logits, out.rank)
         programs, device = self.operands.programs_v, self.device
@@ -207,6 +213,7 @@ class FusedLaunch:
         if self.needs_masses:
             numbers = 3 if out.entropy is None else 5
             masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
+            team_masses = masses.new_empty(numbers, self.teams, self.B)
         line = None if request.merge_later or request.shard is None else request.shard.line
         if limits is None:  # ranks and the largest logits are found in stored logits
             out = out._replace(rank=None, top_tokens=None, top_logprob=None)
@@ -215,13 +222,14 @@ class FusedLaunch:
             **out._asdict(),
             "winners": winners,
             "masses": masses,
+            "team_masses": team_masses,
             "limits": limits,
             "logits": None if stored is None else stored.logits,
             "largest": None if stored is None else stored.largest,
             "buffers": None if line is None else line.buffers,
             "counts": None if line is None else line.counts,
         }
-        return {_argument(name, x): x for name, x in arguments.items()}, masses
+        return {_argument(name, x): x for name, x in arguments.items()}
 
 
 def _options(request: Request, logits: Processing) -> dict[str, Any]:
@@ -235,13 +243,13 @@ def _argument(name: str, value: object) -> str:
     return f"{name}_ptr" if isinstance(value, Tensor) else name
 
 
-def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -> int:
-    """Return how many counters a launch needs: one, and a flag per program if blocks are split."""
+def _counters(config: TileConfig | HopperConfig, blocks: int, programs: int) -> int:
+    """Return how many counters a launch needs: one per block, and flags if blocks are split."""
     if isinstance(config, HopperConfig) and config.one_byte:
-        return triton.cdiv(B, config.block_b) + 2 * multiprocessors(device)
+        return blocks + 2 * programs
     if isinstance(config, HopperConfig) and config.split:
-        return 1 + multiprocessors(device)
-    return 1
+        return blocks + programs
+    return blocks
 
 
 def _target_logits(request: Request, logits: Processing, rank: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from fsbench.kernels.device.quantized import converted, scaled, scales_of_tokens
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
 from fsbench.kernels.device.targets import count_larger, scored, store_rank, targets_of_rows
+from fsbench.kernels.device.team_mass import TEAM, arrive_in_team
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.group import members
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
@@ -58,6 +59,7 @@ def flash_sampling_kernel(
     arrivals_ptr,  # [>= B] int32, workspace: 0 between calls
     winners_ptr,  # [programs per block of rows, B, N] fp32, workspace: winners' logits; or None
     masses_ptr,  # [3 or 5, programs per block of rows, B] int64, workspace: masses; or None
+    team_masses_ptr,  # [3 or 5, teams, B] int64, workspace (see team_mass); None without masses
     tokens_ptr,  # [B, samples] int64, out; packed candidates if RANKS is 0
     valid_ptr,  # [B] bool, out; [B, samples] if NOISE is "target"
     logprob_ptr,  # [B, samples] fp32, out; or None
@@ -178,11 +180,20 @@ def flash_sampling_kernel(
     # All candidates of this program are merged before its arrival is counted. The counting atomic
     # releases and acquires for all of its threads, so the other atomics are relaxed.
     tl.debug_barrier()
-    if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
+    if masses_ptr is None:
+        count, arriving = tl.atomic_add(arrivals_ptr + pid_b, 1), programs_v
+    else:
+        teams = arrivals_ptr + tl.cdiv(B, BLOCK_B) + pid_b * tl.cdiv(programs_v, TEAM)
+        at_once = tl.arange(0, min(TEAM, 2048 // BLOCK_B))[None, :]
+        count, arriving = arrive_in_team(
+            arrivals_ptr + pid_b, teams, masses_ptr, team_masses_ptr, pid_v, programs_v, at_once,
+            rows, B, rows < B, 1, 1, entropy_ptr is not None,
+        )  # fmt: skip
+    if count == arriving - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0, sem="relaxed")
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
-            seed_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
+            seed_ptr, keys_ptr, winners_ptr, team_masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
             logz_ptr, entropy_ptr, rank_ptr, limits_ptr, line, rows, sample, mask, offsets,
             inverse_temperature, programs_v, first_token, samples, first_sample, B, V, N, NOISE,
             RANKS, WATCH, BLOCK_B, BLOCK_V,
@@ -191,10 +202,11 @@ def flash_sampling_kernel(
 
 @triton.jit
 def _finish(
-    targets_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr,
-    entropy_ptr, rank_ptr, limits_ptr, line, rows, sample, mask, offsets, inverse_temperature,
-    programs_v, first_token, samples, first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr,
-    RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    targets_ptr, keys_ptr, winners_ptr, team_masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
+    logz_ptr, entropy_ptr, rank_ptr, limits_ptr, line, rows, sample, mask, offsets,
+    inverse_temperature, programs_v, first_token, samples, first_sample, B, V, N: tl.constexpr,
+    NOISE: tl.constexpr, RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Decode the tokens of a block of rows and reset the workspace, in the block's last program.
 
@@ -205,10 +217,10 @@ def _finish(
     """
     key = take_keys(keys_ptr, offsets, mask)
     chosen = ()
-    if masses_ptr is not None:
-        AT_ONCE: tl.constexpr = min(128, 2048 // BLOCK_B)
-        program = tl.arange(0, AT_ONCE)[None, :]
-        mass = mass_of_programs(masses_ptr, programs_v, program, rows, B, entropy_ptr is not None)
+    if team_masses_ptr is not None:
+        team = tl.arange(0, min(TEAM, 2048 // BLOCK_B))[None, :]
+        teams = tl.cdiv(programs_v, TEAM)
+        mass = mass_of_programs(team_masses_ptr, teams, team, rows, B, entropy_ptr is not None)
         if RANKS > 1:  # before the candidates, as in the Hopper kernel: ranks may run either
             mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     if winners_ptr is not None:

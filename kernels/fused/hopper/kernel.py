@@ -41,6 +41,7 @@ from fsbench.kernels.device.mass import (
 )
 from fsbench.kernels.device.rows import temperatures_of_rows
 from fsbench.kernels.device.targets import scored, store_rank
+from fsbench.kernels.device.team_mass import TEAM, arrive_in_team
 from fsbench.kernels.fused.hopper.mixed import compute_mixed
 from fsbench.kernels.fused.hopper.quantized import (
     COLUMNS,
@@ -62,7 +63,7 @@ SECOND_OF_TWO = gl.constexpr(232)
 OTHERS_OF_THREE = gl.constexpr(160)
 """Registers of a thread of the second and the third warpgroup of three."""
 MASSES_AT_ONCE = gl.constexpr(16)
-"""Masses that a thread keeps in registers while it adds up those of all programs."""
+"""Masses that a thread keeps in registers while it adds up those of programs or teams."""
 
 
 @gluon.constexpr_function
@@ -71,8 +72,21 @@ def _power_of_2(least):
 
 
 @gluon.jit
+def _rows_of_block(b0, B, BLOCK_B: gl.constexpr):
+    """Return (rows of a block, which of them exist, numbers of masses that are added at once)."""
+    SPAN: gl.constexpr = _power_of_2(BLOCK_B)
+    AT_ONCE: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
+    row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
+    mask = row < B
+    if SPAN > BLOCK_B:
+        mask &= row < b0 + BLOCK_B
+    return row, mask, gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
+
+
+@gluon.jit
 def _finish(
-    share, targets_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
+    share, targets_ptr, temperature, keys_ptr, winners_ptr, team_masses_ptr, tokens_ptr, valid_ptr,
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
@@ -80,23 +94,16 @@ def _finish(
     QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """Decode the tokens of a block of rows and reset the workspace, in the block's last program."""
-    SPAN: gl.constexpr = _power_of_2(BLOCK_B)
-    PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
-    parts_v = programs_v * 2 if QUANTIZED or PAIRED or EXTRA_ROWS > 0 else programs_v
     entropy_ptr, ranking = scores
-    row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
-    mask = row < B
-    if SPAN > BLOCK_B:
-        mask &= row < b0 + BLOCK_B
-    if masses_ptr is not None:
+    row, mask, at_once = _rows_of_block(b0, B, BLOCK_B)
+    if team_masses_ptr is not None:
         _, inverse_temperature = temperatures_of_rows(
             temperature, row, row < B, TEMPERATURE_PER_ROW
         )
-        program = gl.arange(0, PROGRAMS, gl.SliceLayout(0, LAYOUT))[None, :]
+        teams = gl.cdiv(programs_v, TEAM)
         MOMENT: gl.constexpr = len(entropy_ptr) > 0
-        mass = mass_of_programs(masses_ptr, parts_v, program, row, B, MOMENT)
+        mass = mass_of_programs(team_masses_ptr, teams, at_once, row, B, MOMENT)
         if RANKS > 1:
             mass = mass_of_ranks(mass, row, mask, line, RANKS, WATCH)
     for i in gl.static_range(N):
@@ -111,7 +118,7 @@ def _finish(
                 source = program_of_block(
                     local_token // 256, share_of_blocks(share)[4], programs_v, D, COLUMNS
                 )
-                source = source * 2 + local_token // 128 % 2
+                source += local_token // 128 % 2 * programs_v
             elif SPLIT:
                 source = program_of_block(local_token // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
@@ -170,6 +177,7 @@ def hopper_kernel(
     arrivals_ptr,
     winners_ptr,
     masses_ptr,
+    team_masses_ptr,
     sums_ptr,  # fp32, workspace: partial sums (see split); None: no block is split
     tokens_ptr,
     valid_ptr,
@@ -342,13 +350,27 @@ def hopper_kernel(
     # All warpgroups have merged their candidates before the program's arrival is counted. The
     # counting atomic releases and acquires for all threads, so the other atomics are relaxed.
     arrivals = arrivals_ptr + pid_b // BLOCKS
-    if gl.atomic_add(arrivals, 1) == BLOCKS * programs_v - 1:
+    first_row = pid_b // BLOCKS * BLOCK_B
+    if masses_ptr is None:
+        count, arriving = gl.atomic_add(arrivals, 1), BLOCKS * programs_v
+    else:
+        PARTS: gl.constexpr = 2 if QUANTIZED or PAIRED or EXTRA_ROWS > 0 else 1
+        FLAGS: gl.constexpr = 2 if QUANTIZED else 1 if SPLIT else 0
+        # The teams' counters are behind all others.
+        counters = arrivals_ptr + num_tiles_b + FLAGS * gl.num_programs(0)
+        counters += pid_b // BLOCKS * gl.cdiv(programs_v, TEAM)
+        row, mask, at_once = _rows_of_block(first_row, B, BLOCK_B)
+        count, arriving = arrive_in_team(
+            arrivals, counters, masses_ptr, team_masses_ptr, pid_v, programs_v, at_once, row, B,
+            mask, BLOCKS, PARTS, entropy_ptr is not None,
+        )  # fmt: skip
+    if count == arriving - 1:
         gl.atomic_xchg(arrivals, 0, sem="relaxed")
-        share = (pid_b // BLOCKS * BLOCK_B, pid_v, programs_v, first_token, num_tokens)
+        share = (first_row, pid_v, programs_v, first_token, num_tokens)
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
-            share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-            logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
-            TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
+            share, seed_ptr, temperature, keys_ptr, winners_ptr, team_masses_ptr, tokens_ptr,
+            valid_ptr, logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N,
+            NOISE, TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
             PAIRED, EXTRA_ROWS, QUANTIZED,
         )  # fmt: skip

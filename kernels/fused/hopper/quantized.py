@@ -186,7 +186,7 @@ def compute_bytes(
                     N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 ),)  # fmt: skip
             states = merged
-    slot, slots = pid_v * WARPGROUPS + WARPGROUP, programs_v * WARPGROUPS
+    slot, slots = WARPGROUP * programs_v + pid_v, WARPGROUPS * programs_v
     for number in gl.static_range(SETS):
         merge(parts[number], states[number], slot, slots, sizes, scratch, scores, N)
 

@@ -26,8 +26,10 @@ from flash_sample_cases import (
 
 from fsbench import inputs
 from fsbench.kernels import Sample, flash_sample, truncated_sample
+from fsbench.kernels.configs import gpu
 from fsbench.kernels.configs.epilogue import DRAW, Epilogue
 from fsbench.kernels.fused import launch as launching
+from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.launch.request import checked_request, raw_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,6 +129,22 @@ def test_results_do_not_depend_on_the_tiles(noise):
         assert sample.tokens.tolist() == first.tokens.tolist(), config
         assert same_bits(sample.logprob, first.logprob), config
         assert same_bits(sample.logz, first.logz), config
+
+
+@interpreted
+@pytest.mark.parametrize("multiprocessors", [16, 17, 40])
+def test_scores_do_not_depend_on_the_teams_of_programs(multiprocessors, monkeypatch):
+    """Teams of 16 programs add up masses: one, one and a team of one, two and a half."""
+    hidden, weight = problem(5, 40 * 128 - 5, 16)
+    call = {"config": replace(TILES, block_v=128), **SCORES, "return_entropy": True}
+    expected = flash_sample(hidden, weight, seed=SEED, **call)
+    monkeypatch.setattr(gpu, "_INTERPRETED_MULTIPROCESSORS", multiprocessors)
+    monkeypatch.setattr(launch_cache, "LAUNCHES", {})
+    for _ in range(2):  # the first call has to leave its counters at 0
+        sample = flash_sample(hidden, weight, seed=SEED, **call)
+        assert torch.equal(sample.tokens, expected.tokens)
+        for name in ("logprob", "logz", "entropy"):
+            assert same_bits(getattr(sample, name), getattr(expected, name)), name
 
 
 @interpreted
