@@ -45,14 +45,15 @@ class TilesOfGpu(NamedTuple):
 
 _TWO, _TWO_WIDE = HopperConfig(2, 128, 64, 7, False), HopperConfig(2, 256, 64, 4, True)
 _THREE, _THREE_WIDE = HopperConfig(3, 128, 64, 5, False), HopperConfig(3, 256, 64, 4, False)
+_MIXED = HopperConfig(2, 256, 64, 4, False, extra_rows=16)
+_MIXED_WIDE = HopperConfig(2, 256, 64, 4, False, extra_rows=32)
 TILES_FOR_H100 = TilesOfGpu(
     "results/h100/tile-shapes-20261127",
     {
         Epilogue(sums=True): (
-            TilesFor(129, 160, 6144, _TWO),
-            TilesFor(161, 192, 6144, _TWO_WIDE),
             TilesFor(256, 256, 2560, _TWO),
-            TilesFor(257, 320, 4096, _TWO_WIDE),
+            TilesFor(257, 288, sys.maxsize, _MIXED),
+            TilesFor(289, 320, 6144, _MIXED_WIDE),
         ),
         Epilogue(stored=True): (
             TilesFor(129, 192, 8192, _THREE),
@@ -67,19 +68,20 @@ TILES_FOR_H100 = TilesOfGpu(
 )
 """Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
 
-With sums, three warpgroups are slower. Where logits are stored, two blocks of 128 rows with tiles
-of 128 tokens are slow up to 200 rows (193 with sums), likely because the second block stores less.
-Measured for D = 2560, 4096 and, where logits are stored, 8192."""
+With sums, paired blocks are slower: a team adds up 32 sums for 512 rows. Where logits are stored,
+two blocks of 128 rows with tiles of 128 tokens are slow up to 200 rows (193 with sums), likely
+because the second block stores less. Measured for D = 2560, 4096 and 8192."""
 TILES_FOR_H200 = TilesOfGpu(
     "results/h200/tile-shapes-20261127",
     {
+        Epilogue(sums=True): (TilesFor(257, 288, sys.maxsize, _MIXED),),
         Epilogue(sums=True, stored=True): (
             TilesFor(129, 160, 6144, _THREE),
             TilesFor(129, 160, sys.maxsize, _THREE_WIDE),
         ),
     },
 )
-"""The same of an H200, where mixed blocks are slower with this work. Measured for D = 4096."""
+"""The same of an H200. Where logits are stored, measured for D = 4096 alone."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
 MOST_ROWS_FOR = {

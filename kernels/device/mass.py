@@ -176,18 +176,19 @@ def mass_of_slots(masses_ptr, programs, first, end, program, row, B, MOMENT: tl.
 
     Args and result: see `mass_of_programs`.
     """
-    mass = no_mass((row * 0).to(tl.float32)[:, None] + (program * 0).to(tl.float32), MOMENT)
+    mass = no_mass((row * 0).to(tl.float32), MOMENT)
     for start in range(first, end, program.shape[1]):
         pointers = masses_ptr + (start + program) * B + row[:, None]
         mask = (start + program < end) & (row < B)[:, None]
+        # The loads of a step come first, so that they are under way at the same time.
         bits = tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
-        window = tl.where(mask, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
-        loaded = (window,)
+        digits = ()
         for i in tl.static_range(1, len(mass)):
             digit = tl.load(pointers + i * programs * B, mask=mask, other=0, cache_modifier=".cg")
-            loaded += (digit,)  # type: ignore[assignment]
-        mass = add_masses(mass, loaded)
-    return mass_of_rows(mass)
+            digits += (digit,)  # type: ignore[assignment]
+        window = tl.where(mask, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
+        mass = add_masses(mass, mass_of_rows((window, *digits)))
+    return mass
 
 
 @triton.jit

@@ -62,7 +62,7 @@ SECOND_OF_TWO = gl.constexpr(232)
 """Registers of a thread of the second warpgroup of two; the first gets the remaining ones."""
 OTHERS_OF_THREE = gl.constexpr(160)
 """Registers of a thread of the second and the third warpgroup of three."""
-MASSES_AT_ONCE = gl.constexpr(16)
+MASSES_AT_ONCE = gl.constexpr(8)
 """Masses that a thread keeps in registers while it adds up those of programs or teams."""
 
 
