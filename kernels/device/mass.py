@@ -187,7 +187,7 @@ def mass_of_slots(masses_ptr, programs, first, end, program, row, B, MOMENT: tl.
             digit = tl.load(pointers + i * programs * B, mask=mask, other=0, cache_modifier=".cg")
             digits += (digit,)  # type: ignore[assignment]
         window = tl.where(mask, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
-        mass = add_masses(mass, mass_of_rows((window, *digits)))
+        mass = add_masses(mass, mass_of_rows((window,) + digits))  # noqa: RUF005
     return mass
 
 
