@@ -235,7 +235,7 @@ def launch_ranks(
 ) -> None:
     """Fill in out.rank, logprob, top_tokens and top_logprob where they are not None.
 
-    masses: the masses of the fused kernel's programs; needed for log-probabilities.
+    masses: of parts of the vocabulary (mass_of_programs); needed for log-probabilities.
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
     samples, top = request.num_samples, 0

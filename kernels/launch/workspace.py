@@ -46,6 +46,8 @@ class Workspace:
 _lock = threading.Lock()
 _by_stream: dict[tuple[object, ...], Workspace] = {}
 _pool: dict[torch.device, Workspace] = {}
+_full_pools: list[Workspace] = []
+"""Pools that were replaced: captured graphs have addresses in them, and keep no tensor alive."""
 _held: dict[torch.device, int] = {}
 
 
@@ -74,6 +76,8 @@ def workspace(rows: int, device: torch.device) -> Workspace:
         with _lock:
             if capturing:
                 return _cut_from_pool(device, rows)
+            if pool is not None:
+                _full_pools.append(pool)
             _pool[device] = _allocate(max(_POOL_ROWS, rows), device)
             # Any stream may use the pool next, so clearing must be complete.
             torch.cuda.current_stream().synchronize()
@@ -103,8 +107,8 @@ def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
 
 def forget_workspaces() -> None:
     """Drop all workspaces. No launch may be in flight, and no captured graph may be replayed."""
-    for cache in (_by_stream, _pool, _held):
-        cache.clear()
+    for cache in (_by_stream, _pool, _full_pools, _held):
+        cache.clear()  # type: ignore[attr-defined]  # dicts and a list
 
 
 def held_bytes(device: torch.device) -> int:

@@ -149,7 +149,7 @@ def finish(
         sample: its tokens are draws from the whole vocabulary. They are ignored with penalties, and
             if the request's noise is "none".
         logprob_request: as in launch.
-        masses: sums that the fused kernel's programs stored (mass_of_programs), or None.
+        masses: what the fused kernel's launch returned (fused.launch.launch).
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]

@@ -136,7 +136,7 @@ def launch_fields(
 
     Args:
         logprob_request: the request at the temperature of logprob and top_logprob.
-        masses: sums of the fused kernel's programs. Without them this function launches the sums.
+        masses: as `fused.launch.launch` returns them. Without them this function launches the sums.
         cuts: int64 [B], the lowest key that is kept; needed for kept, kept_logprob and support.
     """
     drawn = Sample(sample.tokens, sample.valid)
