@@ -36,13 +36,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsbench.discover import discover, load
+from fsbench.e2e.records import STEPS
 from fsbench.machine import hardware
 from fsbench.machine.environment import git_state
 from fsbench.problem import models
 from fsbench.provider import Kind
 from fsbench.records.disk import write_atomically
 from fsbench.records.iomodel import gpu_slug
-from fsbench.records.store import PACKED, POINTS
+from fsbench.records.store import POINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
@@ -310,11 +311,11 @@ class Recorder:
 
 
 def pack(out: Path) -> None:
-    """Pack the samples of a run (points.jsonl) that will not be continued, as records have them."""
-    points = out / POINTS
-    if points.exists():
-        write_atomically(out / PACKED, gzip.compress(points.read_bytes(), mtime=0))
-        points.unlink()
+    """Pack the samples of a run that will not be continued, as records have them."""
+    for samples in (out / POINTS, out / STEPS):
+        if samples.exists():
+            write_atomically(Path(f"{samples}.gz"), gzip.compress(samples.read_bytes(), mtime=0))
+            samples.unlink()
 
 
 def state_of(entry: dict[str, Any]) -> str:
@@ -371,9 +372,8 @@ def main(arguments: list[str] | None = None) -> None:
     # Background jobs of a shell ignore SIGINT, and the processes started below would inherit that.
     for request in (signal.SIGINT, signal.SIGTERM):
         signal.signal(request, signal.default_int_handler)
-    recorder.run(
-        [job for job in jobs if "exit" not in recorder.state.get(job.name, {})], args.minutes
-    )
+    to_do = [job for job in jobs if "exit" not in recorder.state.get(job.name, {})]
+    recorder.run(to_do, args.minutes)
     show(jobs, recorder.state, commit)
 
 

@@ -40,7 +40,7 @@ def plot(
     last (below one folder, the last by name), and a speedup is always from one run.
     """
     from fsbench.cli.result_frames import measured_results
-    from fsbench.e2e.records import STEPS, read
+    from fsbench.e2e.records import read, steps_file
     from fsbench.e2e.summary import summary
     from fsbench.report.figures import end_to_end
     from fsbench.report.figures.catalog import FIGURES, plain, planned
@@ -55,7 +55,7 @@ def plot(
     folder = results[0] / "plots" if out is None else out
 
     plans: list[tuple[str, str, Callable[[], Figure | None]]] = []
-    decodings = [path for path in results if (path / STEPS).is_file()]
+    decodings = [path for path in results if steps_file(path).is_file()]
     if decodings:
         lines = (line for path in decodings for line in read(path))
         for name, engine, figure in end_to_end.draw_engines(summary(lines), chosen):

@@ -21,11 +21,16 @@ from fsbench.e2e.models import PLAIN
 from fsbench.errors import ResultsError
 from fsbench.records.cell import STATUSES
 from fsbench.records.lines import Line, Lines, read_lines
-from fsbench.records.store import read_environment, resumed_environment, write_environment
+from fsbench.records.store import (
+    perhaps_packed,
+    read_environment,
+    resumed_environment,
+    write_environment,
+)
 from fsbench.records.typed import fits, typed
 
 STEPS = "steps.jsonl"
-"""Name of the file with every sample."""
+"""Name of the file with every sample; committed records have it packed (steps.jsonl.gz)."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,9 @@ class StepStore:
         self.folder = folder
         self.statuses: dict[Case, str] = {}
         self._runs: set[tuple[Case, str, int]] = set()
-        path = folder / STEPS
+        path = steps_file(folder)
+        if resume and path.name != STEPS:
+            raise ResultsError(f"{path}: expected {STEPS}; unpack it by gunzip first")
         if resume:
             environment = resumed_environment(folder, environment)
         elif path.exists():
@@ -199,13 +206,18 @@ class StepStore:
         self._lines.close()
 
 
+def steps_file(folder: Path) -> Path:
+    """Return the path of a folder's samples: steps.jsonl, or steps.jsonl.gz without one."""
+    return perhaps_packed(folder, STEPS)
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of steps.jsonl as objects, without a last line that a kill cut off.
+    """Return the lines of a folder's samples as objects, without a last line that a kill cut off.
 
     Raises:
         ResultsError: no results, another schema, or a damaged line.
     """
-    path = folder / STEPS
+    path = steps_file(folder)
     if not path.exists():
         raise ResultsError(f"{folder}: expected results of `fsbench e2e`; no steps.jsonl")
     read_environment(folder)

@@ -298,9 +298,15 @@ def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
 
 def points_file(folder: Path) -> Path:
     """Return the path of a folder's samples: points.jsonl, or points.jsonl.gz without one."""
+    return perhaps_packed(folder, POINTS)
+
+
+def perhaps_packed(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, or that of NAME.gz if only that exists."""
+    packed = f"{name}.gz"
     with refusals("read", folder):
-        packed = (folder / PACKED).exists() and not (folder / POINTS).exists()
-    return folder / (PACKED if packed else POINTS)
+        only_packed = (folder / packed).exists() and not (folder / name).exists()
+    return folder / (packed if only_packed else name)
 
 
 def read_records(folder: Path) -> list[CellRecord]:

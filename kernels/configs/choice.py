@@ -90,7 +90,7 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261127, results/h100/sweep-20261126).
 
-    With sums or stored logits it is faster at fewer of these rows (MOST_ROWS_FOR).
+    With stored logits it is faster at fewer of these rows (MOST_ROWS_FOR).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS

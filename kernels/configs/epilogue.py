@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from fsbench.kernels.configs.hopper import ROWS, HopperConfig
+from fsbench.kernels.configs.hopper import HopperConfig
 
 
 class Epilogue(NamedTuple):
@@ -43,7 +43,7 @@ class TilesOfGpu(NamedTuple):
     tiles: dict[Epilogue, tuple[TilesFor, ...]]
 
 
-_TWO, _TWO_WIDE = HopperConfig(2, 128, 64, 7, False), HopperConfig(2, 256, 64, 4, True)
+_TWO = HopperConfig(2, 128, 64, 7, False)
 _THREE, _THREE_WIDE = HopperConfig(3, 128, 64, 5, False), HopperConfig(3, 256, 64, 4, False)
 _MIXED = HopperConfig(2, 256, 64, 4, False, extra_rows=16)
 _MIXED_WIDE = HopperConfig(2, 256, 64, 4, False, extra_rows=32)
@@ -53,24 +53,17 @@ TILES_FOR_H100 = TilesOfGpu(
         Epilogue(sums=True): (
             TilesFor(256, 256, 2560, _TWO),
             TilesFor(257, 288, sys.maxsize, _MIXED),
-            TilesFor(289, 320, 6144, _MIXED_WIDE),
+            TilesFor(289, 320, 2560, _MIXED_WIDE),
         ),
-        Epilogue(stored=True): (
-            TilesFor(129, 192, 8192, _THREE),
-            TilesFor(208, 256, 8192, _TWO),
-        ),
-        Epilogue(sums=True, stored=True): (
-            TilesFor(129, 192, 8192, _TWO_WIDE),
-            TilesFor(200, 256, 8192, _TWO),
-            TilesFor(257, 320, 2560, _TWO_WIDE),
-        ),
+        Epilogue(stored=True): (TilesFor(208, 256, 8192, _TWO),),
+        Epilogue(sums=True, stored=True): (TilesFor(200, 256, 8192, _TWO),),
     },
 )
 """Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
 
-With sums, paired blocks are slower: a team adds up 32 sums for 512 rows. Where logits are stored,
-two blocks of 128 rows with tiles of 128 tokens are slow up to 200 rows (193 with sums), likely
-because the second block stores less. Measured for D = 2560, 4096 and 8192."""
+With sums, paired blocks are slower at many sizes: a team adds up 32 sums for 512 rows. Where logits
+are stored, two blocks of 128 rows with tiles of 128 tokens are slow up to 200 rows (193 with sums),
+likely because the second block stores less. Measured for D = 2560, 4096 and 8192."""
 TILES_FOR_H200 = TilesOfGpu(
     "results/h200/tile-shapes-20261127",
     {
@@ -85,9 +78,8 @@ TILES_FOR_H200 = TilesOfGpu(
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
 MOST_ROWS_FOR = {
-    Epilogue(sums=True): 80,
     Epilogue(stored=True): 96,
-    Epilogue(sums=True, stored=True): ROWS,
+    Epilogue(sums=True, stored=True): 80,
 }
 """Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by the work
-of the epilogue (TILES_FOR_H100.record); plain calls are faster by it at all of them."""
+of the epilogue (TILES_FOR_H100.record); other calls are faster by it at all of them."""

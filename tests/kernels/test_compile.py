@@ -50,6 +50,7 @@ SMALL |= {"sampling_narrow", "sampling_redraw", "akunu_exact", "akunu_faithful",
 WIDE = {
     "3.6.0": {"hopper B=160 D=4096": 112, "hopper B=192 D=8192": 16, "hopper B=320 D=4096": 8},
     "3.9.0": {
+        "flash_sampling_gather B=64 2 ranks": 8,
         "hopper B=160 D=4096": 176,
         "hopper B=192 D=8192": 456,
         "hopper B=256 logprob": 136,
@@ -57,7 +58,7 @@ WIDE = {
     },
 }
 """Version of Triton -> bytes of stack of the tuned launches that have a stack. Their tiles have 256
-tokens, and three warpgroups, extra rows or log-probabilities."""
+tokens, and three warpgroups, extra rows or log-probabilities; or the masses are those of ranks."""
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -227,6 +228,19 @@ def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):
     path.write_text("not json\n" + path.read_text())
     with pytest.raises(ResultsError, match=r"steps\.jsonl:1: not a results line"):
         read(folder)
+
+
+def test_packed_samples_are_read_and_not_continued(folder, tmp_path):
+    path, whole = folder / "steps.jsonl", read(folder)
+    path.with_name("steps.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert read(folder) == whole
+    plot = ["plot", str(folder), "--figure", "tpot", "--format", "svg", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, plot, catch_exceptions=False).exit_code == 0
+    with pytest.raises(ResultsError, match=r"steps\.jsonl\.gz: expected steps\.jsonl; unpack it"):
+        StepStore(folder, {}, resume=True)
+    with pytest.raises(ResultsError, match="it has results already"):
+        StepStore(folder, {})
 
 
 def test_results_are_never_mixed(folder, tmp_path):
