@@ -60,7 +60,7 @@ def launch(
         key: the key of the launch cache; by default made of the request and these arguments.
 
     Returns:
-        The masses of teams of programs (see `team_mass`) if `out` has log-probabilities, logz or
+        The masses of teams of programs (see `arrive_in_team`) if `out` has log-probabilities, logz or
         entropy; else None.
     """
     stride = 0 if stored is None else stored.logits.shape[1]
