@@ -60,8 +60,8 @@ def launch(
         key: the key of the launch cache; by default made of the request and these arguments.
 
     Returns:
-        The masses of teams of programs (see `arrive_in_team`) if `out` has log-probabilities, logz or
-        entropy; else None.
+        The masses of teams of programs (see `arrive_in_team`) if `out` has log-probabilities,
+        logz or entropy; else None.
     """
     stride = 0 if stored is None else stored.logits.shape[1]
     if key is None:

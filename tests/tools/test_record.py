@@ -141,6 +141,15 @@ def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
     assert samples == b"{}\n" * (2 if mode == "run" else 1) and not (out / "points.jsonl").exists()
 
 
+@pytest.mark.parametrize("samples", ["points.jsonl", "steps.jsonl"])
+def test_samples_of_a_finished_job_are_packed(tmp_path, samples):
+    (tmp_path / samples).write_text("{}\n")
+    (tmp_path / "env.json").write_text("{}")
+    record.pack(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"env.json", f"{samples}.gz"}
+    assert gzip.decompress((tmp_path / f"{samples}.gz").read_bytes()) == b"{}\n"
+
+
 def test_a_job_begins_only_if_its_time_fits(call):
     state, calls = call({"a": ("verify ends", 6), "b": ("verify ends", 4)}, "--minutes", "5")
     assert calls == ["verify ends b"] and "a" not in state
