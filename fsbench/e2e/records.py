@@ -24,6 +24,7 @@ from fsbench.records.lines import Line, Lines, read_lines
 from fsbench.records.store import (
     perhaps_packed,
     read_environment,
+    refuse_packed,
     resumed_environment,
     write_environment,
 )
@@ -162,9 +163,8 @@ class StepStore:
         self.statuses: dict[Case, str] = {}
         self._runs: set[tuple[Case, str, int]] = set()
         path = steps_file(folder)
-        if resume and path.name != STEPS:
-            raise ResultsError(f"{path}: expected {STEPS}; unpack it by gunzip first")
         if resume:
+            refuse_packed(folder, STEPS)
             environment = resumed_environment(folder, environment)
         elif path.exists():
             raise ResultsError(

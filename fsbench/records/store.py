@@ -97,8 +97,7 @@ class Store:
         the first line is appended. Nothing is written before.
         """
         resumed = resumed_environment(folder, environment)
-        if points_file(folder).name == PACKED:
-            raise ResultsError(f"{folder / PACKED}: expected {POINTS}; unpack it by gunzip first")
+        refuse_packed(folder, POINTS)
         store = cls._locked(folder)
         try:
             store.replace_records(read_records(folder))
@@ -307,6 +306,13 @@ def perhaps_packed(folder: Path, name: str) -> Path:
     with refusals("read", folder):
         only_packed = (folder / packed).exists() and not (folder / name).exists()
     return folder / (packed if only_packed else name)
+
+
+def refuse_packed(folder: Path, name: str) -> None:
+    """Raise ResultsError if only NAME.gz exists: no line can be appended to it."""
+    path = perhaps_packed(folder, name)
+    if path.name != name:
+        raise ResultsError(f"{path}: expected {name}; unpack it by gunzip first")
 
 
 def read_records(folder: Path) -> list[CellRecord]:

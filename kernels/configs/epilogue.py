@@ -74,7 +74,8 @@ TILES_FOR_H200 = TilesOfGpu(
         ),
     },
 )
-"""The same of an H200. Where logits are stored, measured for D = 4096 alone."""
+"""The same of an H200, measured before teams added up the sums; where logits are stored, too, for
+D = 4096 alone."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
 MOST_ROWS_FOR = {

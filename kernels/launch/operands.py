@@ -42,7 +42,7 @@ class Operands(NamedTuple):
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
     """Return the portable kernel's operands for hidden [B, D] and the first V rows of weight."""
     use_tma = tma_possible(hidden, weight)
-    blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
+    blocks_b = config.blocks(hidden.shape[0])
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
 
     def load(hidden: Tensor, weight: Tensor) -> tuple[Any, Any]:

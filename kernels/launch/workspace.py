@@ -46,7 +46,7 @@ class Workspace:
 _lock = threading.Lock()
 _by_stream: dict[tuple[object, ...], Workspace] = {}
 _pool: dict[torch.device, Workspace] = {}
-_full_pools: list[Workspace] = []
+_full_pools: dict[torch.device, list[Workspace]] = {}
 """Pools that were replaced: captured graphs have addresses in them, and keep no tensor alive."""
 _held: dict[torch.device, int] = {}
 
@@ -77,7 +77,7 @@ def workspace(rows: int, device: torch.device) -> Workspace:
             if capturing:
                 return _cut_from_pool(device, rows)
             if pool is not None:
-                _full_pools.append(pool)
+                _full_pools.setdefault(device, []).append(pool)
             _pool[device] = _allocate(max(_POOL_ROWS, rows), device)
             # Any stream may use the pool next, so clearing must be complete.
             torch.cuda.current_stream().synchronize()
@@ -108,7 +108,7 @@ def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
 def forget_workspaces() -> None:
     """Drop all workspaces. No launch may be in flight, and no captured graph may be replayed."""
     for cache in (_by_stream, _pool, _full_pools, _held):
-        cache.clear()  # type: ignore[attr-defined]  # dicts and a list
+        cache.clear()
 
 
 def held_bytes(device: torch.device) -> int:

@@ -17,9 +17,8 @@ DEVICE = torch.device("cpu:0")  # not equal to torch.device("cpu")
 @pytest.fixture
 def capture(monkeypatch):
     """A function that says whether the current stream is capturing from now on."""
-    for name in ("_by_stream", "_pool", "_held"):
+    for name in ("_by_stream", "_pool", "_full_pools", "_held"):
         monkeypatch.setattr(workspaces, name, {})
-    monkeypatch.setattr(workspaces, "_full_pools", [])
     monkeypatch.setattr(workspaces, "stream_handle", lambda device: 0)
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
