@@ -147,9 +147,17 @@ def test_a_claim_holds_and_its_opposite_does_not(
 
 def test_a_source_names_gpu_date_and_commit() -> None:
     assert source("h200/paper-20261127").startswith("*NVIDIA H200, 2026-11-27, commit d39adfc. ")
-    assert "commit 5771289 with uncommitted changes" in source("h200/tuning/flash_sampling.csv")
     assert "commits d39adfc, 0c0eba7" in source("h200/lean-20261127", "h200/score-liger-20261126")
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
+
+
+def test_records_are_of_commits_without_changes() -> None:
+    changed = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "results").rglob("*env.json")
+        if json.loads(path.read_text(encoding="utf-8")).get("git_dirty")
+    ]
+    assert not changed
 
 
 def test_a_table_of_measurements_names_gpu_date_and_commit() -> None:

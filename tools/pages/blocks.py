@@ -83,10 +83,7 @@ def measured_on(*records: str) -> str:
     measured = [each for record in records for each in environments(RESULTS / record)]
     machines = dict.fromkeys(each["gpu"] or each["cpu"] for each in measured)
     dates = sorted({each["utc"][:10] for each in measured})
-    commits = dict.fromkeys(
-        each["git_sha"][:7] + (" with uncommitted changes" if each["git_dirty"] else "")
-        for each in measured
-    )
+    commits = dict.fromkeys(each["git_sha"][:7] for each in measured)
     days = " and ".join(dict.fromkeys((dates[0], dates[-1])))
     return f"{', '.join(machines)}, {days}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
 
