@@ -12,12 +12,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs import hopper
-from fsbench.kernels.configs.epilogue import (
-    DRAW,
-    MOST_ROWS_FOR,
-    TILES_FOR,
-    Epilogue,
-)
+from fsbench.kernels.configs.epilogue import DRAW, TILES_FOR, Epilogue, Rows
 from fsbench.kernels.configs.gpu import is_hopper, multiprocessors, operations_per_byte
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS, MANY_ROWS, ONE_BYTE, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
@@ -81,7 +76,7 @@ def portable_rows(device: torch.device) -> int:
 
 
 def hopper_is_faster(
-    B: int, device: torch.device, element_bytes: int = 2, epilogue: Epilogue = DRAW
+    B: int, D: int, device: torch.device, element_bytes: int = 2, epilogue: Epilogue = DRAW
 ) -> bool:
     """Return whether the Hopper kernel is the faster one for B rows.
 
@@ -90,15 +85,23 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261127, results/h100/sweep-20261126).
 
-    With stored logits it is faster at fewer of these rows (MOST_ROWS_FOR).
+    With log-probabilities or stored logits it is the slower one at some rows (TILES_FOR).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
+    if _portable_with(epilogue, B, D, device):
+        return False
     most = portable_rows(device)
-    last = most - 1
-    if most > ROWS:
-        last = MOST_ROWS_FOR.get(epilogue._replace(processed=False), last)
-    return most < B or most // 2 < B <= last
+    return most < B or most // 2 < B < most
+
+
+def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
+    """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
+    of_gpu = TILES_FOR.get(portable_rows(device))
+    for rows in of_gpu.portable.get(epilogue._replace(processed=False), ()) if of_gpu else ():
+        if rows.first <= B <= rows.last and rows.least_d <= D:
+            return rows
+    return None
 
 
 def idle_bytes(D: int, V: int, device: torch.device) -> int:
@@ -181,7 +184,7 @@ def _hopper_wins(
 ) -> bool:
     """Return whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
     split = blocks_are_split(B, D, V, device, element_bytes)
-    return split or hopper_is_faster(B, device, element_bytes, epilogue)
+    return split or hopper_is_faster(B, D, device, element_bytes, epilogue)
 
 
 def _table(noise: str, element_bytes: int) -> str:
@@ -324,11 +327,11 @@ def explanation(
     else:
         most = _FEW_ROWS if element_bytes == 1 else portable_rows(device)
         reason = f"is above {most} rows" if most < B else f"is at most {most} rows"
-        if most > B and hopper_is_faster(B, device, element_bytes):
+        if most > B and hopper_is_faster(B, D, device, element_bytes):
             reason = f"is less than {most} rows, which the portable kernel would compute"
-            if name == "portable":
-                last = MOST_ROWS_FOR[epilogue._replace(processed=False)]
-                reason = f"is above {last} rows, with {epilogue}"
+        rows = _portable_with(epilogue, B, D, device) if element_bytes > 1 else None
+        if rows:
+            reason = f"is in {rows.first} to {rows.last}, with {epilogue}"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"

@@ -36,15 +36,28 @@ class TilesFor(NamedTuple):
     config: HopperConfig
 
 
+class Rows(NamedTuple):
+    """`first` to `last` rows, from least_d hidden columns on."""
+
+    first: int
+    last: int
+    least_d: int = 0
+
+
 class TilesOfGpu(NamedTuple):
-    """Tile shapes of a GPU by the work of the epilogue, and the record of their times."""
+    """What is faster on a GPU with the work of an epilogue than without, and the record of it.
+
+    record: the times. tiles: tile shapes of the Hopper kernel. portable: rows at which the portable
+    kernel is faster than Hopper's.
+    """
 
     record: str
     tiles: dict[Epilogue, tuple[TilesFor, ...]]
+    portable: dict[Epilogue, tuple[Rows, ...]]
 
 
 _TWO = HopperConfig(2, 128, 64, 7, False)
-_THREE, _THREE_WIDE = HopperConfig(3, 128, 64, 5, False), HopperConfig(3, 256, 64, 4, False)
+_THREE = HopperConfig(3, 128, 64, 5, False)
 _MIXED = HopperConfig(2, 256, 64, 4, False, extra_rows=16)
 _MIXED_WIDE = HopperConfig(2, 256, 64, 4, False, extra_rows=32)
 TILES_FOR_H100 = TilesOfGpu(
@@ -58,29 +71,33 @@ TILES_FOR_H100 = TilesOfGpu(
         Epilogue(stored=True): (TilesFor(208, 256, 8192, _TWO),),
         Epilogue(sums=True, stored=True): (TilesFor(200, 256, 8192, _TWO),),
     },
+    {
+        Epilogue(stored=True): (Rows(97, 127),),
+        Epilogue(sums=True, stored=True): (Rows(81, 127),),
+    },
 )
-"""Tile shapes of an H100 that are faster than those of plain calls, by the work of the epilogue.
+"""An H100, for D = 2560, 4096 and 8192.
 
 With sums, paired blocks are slower at many sizes: a team adds up 32 sums for 512 rows. Where logits
 are stored, two blocks of 128 rows with tiles of 128 tokens are slow up to 200 rows (193 with sums),
-likely because the second block stores less. Measured for D = 2560, 4096 and 8192."""
+likely because the second block stores less."""
 TILES_FOR_H200 = TilesOfGpu(
     "results/h200/tile-shapes-20261127",
     {
-        Epilogue(sums=True): (TilesFor(257, 288, sys.maxsize, _MIXED),),
-        Epilogue(sums=True, stored=True): (
-            TilesFor(129, 160, 6144, _THREE),
-            TilesFor(129, 160, sys.maxsize, _THREE_WIDE),
+        Epilogue(sums=True): (
+            TilesFor(129, 160, 2560, _THREE),
+            TilesFor(257, 288, sys.maxsize, _MIXED),
+            TilesFor(289, 320, 6144, _MIXED_WIDE),
         ),
+        Epilogue(stored=True): (TilesFor(129, 160, 2560, _THREE),),
+        Epilogue(sums=True, stored=True): (TilesFor(129, 160, 6144, _THREE),),
+    },
+    {
+        Epilogue(sums=True): (Rows(193, 224),),
+        Epilogue(stored=True): (Rows(193, 208), Rows(209, 224, 4096)),
+        Epilogue(sums=True, stored=True): (Rows(193, 224),),
     },
 )
-"""The same of an H200, measured before teams added up the sums; where logits are stored, too, for
-D = 4096 alone."""
+"""An H200, for D = 2560, 4096 and 8192; with sums alone, 200 of the rows from 193 to 224."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
-MOST_ROWS_FOR = {
-    Epilogue(stored=True): 96,
-    Epilogue(sums=True, stored=True): 80,
-}
-"""Largest B of 65 to 127 rows at which an H100's Hopper kernel is the faster one, by the work
-of the epilogue (TILES_FOR_H100.record); other calls are faster by it at all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -160,20 +161,58 @@ def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(gpu, B, ex
         (BOTH, 320, 4096, None),
     ],
 )
-def test_sums_and_stored_logits_have_other_tiles_where_they_were_measured(
-    gpu, epilogue, B, D, expected
-):
+def test_sums_and_stored_logits_have_other_tiles_on_an_h100(gpu, epilogue, B, D, expected):
+    check_tiles(gpu(H100), epilogue, B, D, expected)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "B", "D", "expected"),
+    [
+        (SUMS, 129, 2560, "g3v128d64p5"),
+        (SUMS, 288, 8192, "g2v256d64p4r16"),
+        (SUMS, 320, 4096, "g2v256d64p4r32"),
+        (STORED, 160, 2560, "g3v128d64p5"),
+        (BOTH, 160, 4096, "g3v128d64p5"),
+        (SUMS, 129, 4096, None),
+        (SUMS, 192, 2560, None),
+        (SUMS, 320, 8192, None),
+        (STORED, 129, 4096, None),
+        (STORED, 257, 4096, None),
+        (BOTH, 129, 8192, None),
+        (BOTH, 257, 4096, None),
+    ],
+)
+def test_sums_and_stored_logits_have_other_tiles_on_an_h200(gpu, epilogue, B, D, expected):
+    check_tiles(gpu(H200), epilogue, B, D, expected)
+
+
+def check_tiles(device, epilogue, B, D, expected):
+    """Compare the Hopper kernel's tiles with these, or with those of plain calls."""
     shape = (B, D, 151_936)
-    h100 = gpu(H100)
-    tiles, plain = (_choice.hopper_config(*shape, h100, each) for each in (epilogue, DRAW))
+    tiles, plain = (_choice.hopper_config(*shape, device, each) for each in (epilogue, DRAW))
     assert str(tiles) == (f"hopper-{expected}" if expected else str(plain))
-    changed = _choice.hopper_config(*shape, h100, epilogue._replace(processed=True))
-    assert changed == _choice.hopper_config(*shape, h100, PROCESSED)
-    if epilogue != BOTH or B > 160:
-        h200 = gpu(H200)
-        as_plain = epilogue != SUMS or not 257 <= B <= 288
-        expected = _choice.hopper_config(*shape, h200) if as_plain else tiles
-        assert _choice.hopper_config(*shape, h200, epilogue) == expected
+    changed = _choice.hopper_config(*shape, device, epilogue._replace(processed=True))
+    assert changed == _choice.hopper_config(*shape, device, PROCESSED)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "B", "D", "portable"),
+    [
+        (SUMS, 192, 4096, False),
+        (SUMS, 193, 4096, True),
+        (BOTH, 224, 2560, True),
+        (BOTH, 225, 8192, False),
+        (STORED, 208, 2560, True),
+        (STORED, 224, 2560, False),
+        (STORED, 224, 8192, True),
+        (DRAW, 200, 4096, False),
+    ],
+)
+def test_an_h200_has_the_portable_kernel_for_sums_and_stored_logits_above_192_rows(
+    gpu, epilogue, B, D, portable
+):
+    facts = (B, D, 151_936, gpu(H200), 2, True, "group", "auto", None, epilogue)
+    assert isinstance(_choice.config_for(*facts), TileConfig) == portable
 
 
 EXPLAINED = [
@@ -212,7 +251,7 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(gpu, B, options, expect
         (
             BOTH,
             81,
-            "the portable kernel: B = 81 is above 80 rows, with log-probabilities and",
+            "the portable kernel: B = 81 is in 81 to 127, with log-probabilities and stored",
         ),
         (SUMS, 128, "the portable kernel: B = 128 is at most 128 rows"),
         (
@@ -243,19 +282,13 @@ def test_describe_knows_calls_with_log_probabilities(both, monkeypatch):
 
 def test_an_h200_has_mixed_blocks_for_129_to_160_rows(gpu):
     facts = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None}
-    both = Epilogue(sums=True, stored=True)
-    for D, three in (
-        (4096, HopperConfig(3, 128, 64, 5, False)),
-        (8192, HopperConfig(3, 256, 64, 4, False)),
-    ):
-        for epilogue in (DRAW, SUMS, Epilogue(stored=True)):
-            shape = (D, 151_936, gpu(H200), epilogue)
-            rests = [_choice.hopper_config(B, *shape).extra_rows for B in (129, 144, 145, 160, 161)]
-            assert rests == [16, 16, 32, 32, 0]
-        assert _choice.hopper_config(150, D, 151_936, gpu(H200), both) == three
+    for D, epilogue in product((4096, 8192), (DRAW, SUMS, STORED)):
+        shape = (D, 151_936, gpu(H200), epilogue)
+        extra = [_choice.hopper_config(B, *shape).extra_rows for B in (129, 144, 145, 160, 161)]
+        assert extra == [16, 16, 32, 32, 0]
     text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=SUMS)
     assert "; tile shapes for B <= 160 on GPUs '*H200*'" in text
-    text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=both)
+    text = _choice.explanation(150, 4096, 151_936, gpu(H200), **facts, epilogue=BOTH)
     assert "; the tile shapes for log-probabilities and stored logits (record: results/h200" in text
 
 
