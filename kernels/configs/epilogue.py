@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class TilesOfGpu(NamedTuple):
-    """What is faster on a GPU with the work of an epilogue than without, and the record of it.
+    """The tile shapes and kernels that are faster on a GPU because of the work of an epilogue.
 
     record: the times. tiles: tile shapes of the Hopper kernel. portable: rows at which the portable
     kernel is faster than Hopper's.

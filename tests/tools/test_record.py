@@ -19,6 +19,7 @@ from fsbench.cli import app
 from fsbench.discover import discover, load
 from fsbench.machine.hardware import Gpu
 from fsbench.measure.presets import PRESETS
+from fsbench.problem import Problem
 
 FSBENCH = """#!/bin/bash
 # fsbench COMMAND HOW OUT, or fsbench run --resume OUT
@@ -239,6 +240,10 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
     assert call({"a": ("run ends", 1)}, "--again")[1] == []
 
 
+CHECKED = Problem(300, 64, 500, "bf16")
+"""The largest batch of the check before timing."""
+
+
 def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
     monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
     commands = typer.main.get_command(app).commands
@@ -257,10 +262,14 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
         name, *arguments = whole.partition("fsbench ")[2].split()
         options = commands[name].make_context(name, arguments).params
         files = options.get("provider_path") or []
-        added = {entry.name for path in files for entry in load(path.stem, "", path)}
+        cases = [entry for path in files for entry in load(path.stem, "", path)]
+        added = {entry.name for entry in cases}
         assert set(options.get("provider") or []) <= names | added, job
         assert not files or len(added & set(options["provider"])) == len(added), job
         assert (options.get("preset") or "paper") in PRESETS, job
+        if options.get("check"):
+            refused = {case.name: case.provider.unsupported_reason(CHECKED) for case in cases}
+            assert not any(refused.values()), (job, refused)
 
 
 def test_jobs_are_listed_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
