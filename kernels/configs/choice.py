@@ -331,7 +331,7 @@ def explanation(
             reason = f"is less than {most} rows, which the portable kernel would compute"
         rows = _portable_with(epilogue, B, D, device) if element_bytes > 1 else None
         if rows:
-            reason = f"is in {rows.first} to {rows.last}, with {epilogue}"
+            reason = f"is between {rows.first} and {rows.last}, with {epilogue}"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"

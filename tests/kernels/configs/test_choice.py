@@ -251,7 +251,7 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(gpu, B, options, expect
         (
             BOTH,
             81,
-            "the portable kernel: B = 81 is in 81 to 127, with log-probabilities and stored",
+            "the portable kernel: B = 81 is between 81 and 127, with log-probabilities",
         ),
         (SUMS, 128, "the portable kernel: B = 128 is at most 128 rows"),
         (
