@@ -144,6 +144,8 @@ class ResolveConfig:
         num_warps, num_stages, ctas_per_sm: As in ScreenConfig.
         by_warps: Whether every warp has eight tokens in place of at_once (screened.exact_logits),
             on Hopper, if TMA can load the weight and D is a multiple of 256.
+        led_from: MiB of the weight, in rows of listed tokens, from which the lists are shortened
+            first (screened.leaders); None for never.
     """
 
     at_once: int
@@ -155,6 +157,7 @@ class ResolveConfig:
     num_stages: int = 4
     ctas_per_sm: int = 2
     by_warps: bool = True
+    led_from: int | None = 16
 
 
 BUCKETS = (2, 8, 16, 32, 64, 128)

@@ -36,7 +36,7 @@ def default_configs(
     if device.type == "cpu":  # the interpreter: small, so that tests reach every limit
         return (
             ScreenConfig(16, 128, 64, 64, False, False, 4, 1, 1, room=4, row_room=64),
-            ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
+            ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1, led_from=0),
         )
     return _screen_config(B, D, device), resolve_config(B, D)
 
@@ -47,10 +47,12 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
     # A stage has hidden from each block of 256 columns on: with more blocks, fewer columns fit.
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
-    # By warps takes 12 to 14 us up to 16 rows, the other form 14 to 16; but 17 and 25 us at 32 and
-    # 64 rows, the other form 15 and 18 (D = 4096, two H200s).
-    by_warps = B <= 16
-    return ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas, by_warps)
+    # On an H100 at D = 4096 the form by warps takes 12 to 14 us up to 16 rows and 24 us at 128 with
+    # shorter lists, the other form 14 to 16 and 36; but 17 and 22 us at 32 and 64 rows, the other
+    # form 15 and 19. At D = 8192 it takes 27 to 62 us with shorter lists, the other 69 to 220.
+    by_warps = B <= 16 or B > 64 or D > 4096
+    tile = (rows, 64, 64 if rows < 64 else 32)
+    return ResolveConfig(64, step, *tile, 4, stages, ctas, by_warps, 16 if by_warps else None)
 
 
 def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.mainloop import ROTATION, first_column
+from fsbench.kernels.device.rows import noise_of_rows
+from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
 
 
 @triton.jit
@@ -46,6 +48,45 @@ def part_of_list(part, every, entries, size, parts, ends):
 
 
 @triton.jit
+def exact_scores(request, sizes, b, token, exists, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                 OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
+                 BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+                 IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
+    """Return the scores of tokens [R] of row b, fp32, as a fused kernel has them before the mask.
+
+    Args:
+        request: (hidden, weight, seed, offset, temperature, soft cap, bias, bias of rows), as the
+            arguments of resolve_kernel. sizes: (V, D).
+        exists: which of the tokens exist; the others are 0.
+        IN_BULK: whether whole rows are asked for at once, by ask_for_rows.
+        others: as in exact_logits.
+    """
+    (hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+     row_bias_ptr) = request  # fmt: skip
+    V, D = sizes
+    if IN_BULK:
+        ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
+    # The noise is computed while the rows are loaded.
+    if NOISE == "token":
+        seed, offset, row = noise_of_rows(
+            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
+        if TEMPERATURE_PER_ROW:
+            T = tl.load(temperature + b)
+        else:
+            T = tl.full((), temperature, tl.float32)
+        T, _ = temperatures(T)
+        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
+    y = exact_logits(
+        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D, BLOCKS,
+        STEP, EVEN, BY_WARPS,
+    )  # fmt: skip
+    if NOISE == "token":
+        y += g
+    return tl.where(y == y, y, float("inf"))
+
+
+@triton.jit
 def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
                  BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
                  BY_WARPS: tl.constexpr):  # fmt: skip
@@ -59,13 +100,23 @@ def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, to
         y = products(hidden_ptr + b.to(tl.int64) * D, rows, first_column(token, D), D)
     else:
         y = _single_logits(hidden_ptr, weight_ptr, b, token, exists, D, BLOCKS, STEP, EVEN)
+    y, _ = with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V)
+    return y
+
+
+@triton.jit
+def with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V):
+    """Return (logits of tokens [R] of row b with soft cap and bias, the bias)."""
+    bias = 0.0
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + token).to(tl.float32)
+        bias = tl.load(bias_ptr + token).to(tl.float32)
+        y += bias
     if row_bias_ptr is not None:
-        y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
-    return y
+        bias = tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
+        y += bias
+    return y, bias
 
 
 @triton.jit

@@ -201,7 +201,9 @@ def _prepare(
         screen = Launch(screen_kernel, grid, fixed | common | screen_args | logit_args)
     even = D % ROTATION.value == 0
     by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
-
+    led_from = resolving.led_from
+    if led_from is not None:  # tokens, not MiB
+        led_from = (led_from << 20) // (D * request.weight.element_size())
     resolve_args: dict[str, Any] = {
         "WATCH": device.type == "cuda",
         "POWER_B": triton.next_power_of_2(B),
@@ -217,6 +219,7 @@ def _prepare(
         "SLICE": resolving.block_v,
         "IN_BULK": modern and by_tma[1],
         "BY_WARPS": by_warps,
+        "led_from": led_from,
         "num_warps": resolving.num_warps,
         "num_stages": resolving.num_stages,
     }

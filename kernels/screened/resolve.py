@@ -1,7 +1,8 @@
 """Device code of the screened sampler's second launch: exact logits of the few that may win.
 
 The logits of tokens on the lists of screened.portable are computed from the weight, in the order of
-summation of the fused kernels; all programs share all lists. A row with more tokens than its list
+summation of the fused kernels; all programs share all lists. Long lists are shortened first
+(screened.leaders). A row with more tokens than its list
 holds is sampled from all its logits, by all programs. The last program to arrive writes the tokens
 and resets the workspace for the next call.
 
@@ -21,21 +22,20 @@ from fsbench.kernels.device.epilogue import (
     shared_bias,
 )
 from fsbench.kernels.device.mainloop import own_tokens, tile_logits
-from fsbench.kernels.device.rows import noise_of_rows, settings
-from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
+from fsbench.kernels.device.rows import settings
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.screened.exact_logits import (
-    ask_for_rows,
-    exact_logits,
+    exact_scores,
     part_of_list,
     parts_of_lists,
 )
+from fsbench.kernels.screened.leaders import shorten_lists
 from fsbench.kernels.screened.lower_bounds import bound_of_word, local_bounds, steps_of_rows
-from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
+from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, LEADING, LED, ROUNDED
 from fsbench.kernels.shard.exchange import best_of_ranks
 
 
-@triton.jit(do_not_specialize=["B", "V", "num_tokens", "rank"])
+@triton.jit(do_not_specialize=["B", "V", "num_tokens", "rank", "led_from"])
 def resolve_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
     weight,  # [>= V, D], or this rank's rows; descriptor or pointer
@@ -66,6 +66,7 @@ def resolve_kernel(
     counts_ptr,
     rank,
     area,
+    led_from,  # tokens on all lists from which the lists are shortened first; None for never
     NOISE: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -96,11 +97,20 @@ def resolve_kernel(
         weight_ptr -= first_token.to(tl.int64) * D
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
+    request = (hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+               row_bias_ptr)  # fmt: skip
+    state = (lower_ptr, line, list_ptr, keys_ptr, found_ptr)
+    sizes = (B, V, D)
+    if led_from is not None:  # noqa: SIM102 (one is decided at compile time)
+        if tl.sum(tl.where(number > LIST, 0, number), 0) >= led_from:
+            shorten_lists(
+                request, state, sizes, listed_ptr, counters_ptr, NOISE, SEED_PER_ROW,
+                OFFSET_PER_ROW, TEMPERATURE_PER_ROW, RANKS, LIST, IN_BULK,
+            )  # fmt: skip
+            number = tl.load(listed_ptr + every, mask=every < B, other=0, volatile=True)
     _resolve_lists(
-        number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
-        bias_ptr, row_bias_ptr, lower_ptr, line, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
-        SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
-        IN_BULK, BY_WARPS,
+        number, every, request, state, sizes, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN, IN_BULK, BY_WARPS,
     )  # fmt: skip
     if tl.max(number, 0) > LIST:
         _draw_in_full(
@@ -138,20 +148,23 @@ def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr
     tl.store(counters_ptr + CLAIMED, 0)
     tl.store(counters_ptr + ROUNDED, 0)
     tl.store(counters_ptr + ARRIVED, 0)
+    tl.store(counters_ptr + LEADING, 0)
+    tl.store(counters_ptr + LED, 0)
 
 
 @triton.jit
-def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
-                   soft_cap, bias_ptr, row_bias_ptr, lower_ptr, line, list_ptr, keys_ptr, found_ptr,
-                   B, V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
-                   OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
-                   LIST: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
-                   STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr,
-                   BY_WARPS: tl.constexpr):  # fmt: skip
+def _resolve_lists(number, every, request, state, sizes, NOISE: tl.constexpr,
+                   SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                   TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, AT_ONCE: tl.constexpr,
+                   BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+                   IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
     """Compute exact scores of the tokens in this program's parts of the lists.
 
-    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1. line: as in _finish.
+    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1. request, state, sizes:
+    as in leaders.shorten_lists.
     """
+    lower_ptr, line, list_ptr, keys_ptr, found_ptr = state
+    B, V, D = sizes
     tokens, size, parts, ends = parts_of_lists(number, LIST, 4, AT_ONCE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
         b, first, last = part_of_list(part, every, tokens, size, parts, ends)
@@ -166,26 +179,10 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
         # Ids outside the vocabulary are not looked up, even if they are on the list.
         exists = listed & (token >= 0) & (token < V)
         token = tl.where(exists, token, 0)
-        if IN_BULK:
-            ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
-        # The noise is computed while the rows are loaded.
-        if NOISE == "token":
-            seed, offset, row = noise_of_rows(
-                seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
-            )
-            if TEMPERATURE_PER_ROW:
-                T = tl.load(temperature + b)
-            else:
-                T = tl.full((), temperature, tl.float32)
-            T, _ = temperatures(T)
-            g = T * gumbel(bits_of_tokens(token, row, seed, offset))
-        y = exact_logits(
-            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
-            BLOCKS, STEP, EVEN, BY_WARPS,
+        score = exact_scores(
+            request, (V, D), b, token, exists, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+            TEMPERATURE_PER_ROW, BLOCKS, STEP, EVEN, IN_BULK, BY_WARPS,
         )  # fmt: skip
-        if NOISE == "token":
-            y += g
-        score = tl.where(y == y, y, float("inf"))
         key = tl.where(exists, ordered_key(score, token), LOWEST_KEY)
         # The last program to arrive sees both: an arrival releases all earlier writes of a program.
         tl.atomic_max(keys_ptr + b, tl.max(key, 0), sem="relaxed")

@@ -28,6 +28,10 @@ ROUNDED = tl.constexpr(1)
 """Counter: rows of hidden that are rounded."""
 ARRIVED = tl.constexpr(2)
 """Counter: programs of the second launch that are done."""
+LEADING = tl.constexpr(3)
+"""Counter: rows whose leader programs have claimed."""
+LED = tl.constexpr(4)
+"""Counter: rows whose leader is computed and whose list is shortened."""
 
 
 @triton.jit
@@ -152,7 +156,7 @@ def both_bytes(sums):
 
 
 COUNTERS = 16
-"""Three are used; 16 keep what follows aligned."""
+"""Five are used; 16 keep what follows aligned."""
 
 
 def rounding_numbers(D: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
 ROUGH_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
 BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
 CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
+ROUNDING = tl.constexpr(in_torch.ROUNDING)
 ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
 LOWEST_BOUND = tl.constexpr(-3.4028234663852886e38)
 """Lower bound of a row at first: the lowest finite number. Forbidden tokens have -inf."""

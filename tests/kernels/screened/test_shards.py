@@ -131,7 +131,7 @@ def drawn_loosely(
     screen, resolve = default_configs(B, D, CPU)
     return screened_sample(
         hidden, head, shard=shard, seed=counter(1), offset=counter(step), temperature=0.02,
-        configs=(replace(screen, room=16, row_room=512), resolve),
+        configs=(replace(screen, room=16, row_room=512), replace(resolve, led_from=None)),
     )  # fmt: skip
 
 

@@ -1,0 +1,167 @@
+"""Device code: a close lower bound of each row's best score, by which its list gets shorter.
+
+A token stays on a row's list if its score may be above the largest lower bound. Both are off by
+about the bound of the screen, so tokens up to two bounds below the best score are on the list. The
+logit of one token of each row, which the whole program adds up in whatever order is fast, is off by
+rounding alone. It leaves the tokens up to one bound below the best score. Their number grows
+exponentially with this distance, so few are left (docs/design/screened-head-proof.md).
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.rows import noise_of_rows
+from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
+from fsbench.kernels.screened.exact_logits import ask_for_rows, with_options
+from fsbench.kernels.screened.lower_bounds import bound_of_word, raise_bounds, steps_of_rows
+from fsbench.kernels.screened.rounding import LEADING, LED
+from fsbench.kernels.screened.score_bounds import (
+    ABSOLUTE_SLACK,
+    BIAS_SLACK,
+    CAP_SLACK,
+    ROUGH_SLACK,
+    ROUNDING,
+)
+
+SCANNED = tl.constexpr(1024)
+"""Entries of a list that are read at once."""
+COLUMNS = tl.constexpr(1024)
+"""Columns of a step of the sum."""
+WORD = tl.constexpr(4)
+"""Tokens of a word. Those that are listed are neighbors and have the word's upper bound."""
+
+
+@triton.jit
+def shorten_lists(request, state, sizes, listed_ptr, counters_ptr, NOISE: tl.constexpr,
+                  SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                  TEMPERATURE_PER_ROW: tl.constexpr, RANKS: tl.constexpr, LIST: tl.constexpr,
+                  IN_BULK: tl.constexpr):  # fmt: skip
+    """Shorten the lists of the rows that this program claims, and wait for all others.
+
+    Programs claim rows, so none waits for a program that does not run yet.
+
+    Args:
+        request: as in exact_logits.exact_scores. state: (lower_ptr, line, list_ptr, keys_ptr,
+            found_ptr), as the arguments of resolve_kernel. sizes: (B, V, D).
+        others: as in resolve_kernel.
+    """
+    B = sizes[0]
+    b = tl.atomic_add(counters_ptr + LEADING, 1, sem="relaxed")
+    while b < B:
+        entries = tl.load(listed_ptr + b)
+        if (entries > 0) & (entries <= LIST):
+            bound = _bound_of_leader(
+                request, state, sizes, b, entries, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+                TEMPERATURE_PER_ROW, RANKS, LIST, IN_BULK,
+            )  # fmt: skip
+            uppers = state[2] + b.to(tl.int64) * LIST
+            tl.store(listed_ptr + b, _keep(uppers, B.to(tl.int64) * LIST, entries, bound))
+        tl.debug_barrier()
+        tl.atomic_add(counters_ptr + LED, 1, sem="release")
+        b = tl.atomic_add(counters_ptr + LEADING, 1, sem="relaxed")
+    led = tl.atomic_add(counters_ptr + LED, 0, sem="acquire")
+    while led < B:
+        led = tl.atomic_add(counters_ptr + LED, 0, sem="acquire")
+
+
+@triton.jit
+def _bound_of_leader(request, state, sizes, b, entries, NOISE: tl.constexpr,
+                     SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                     TEMPERATURE_PER_ROW: tl.constexpr, RANKS: tl.constexpr, LIST: tl.constexpr,
+                     IN_BULK: tl.constexpr):  # fmt: skip
+    """Return the lower bound of row b's best score, at least that of its leader, and publish it."""
+    hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature = request[:5]
+    soft_cap, bias_ptr, row_bias_ptr = request[5:]
+    lower_ptr, line, list_ptr = state[:3]
+    B, V, D = sizes
+    uppers = list_ptr + b.to(tl.int64) * LIST
+    place, largest = _first_of_largest(uppers, entries)
+    i = place + tl.arange(0, WORD)
+    upper = tl.load(uppers + i, mask=i < entries, other=0).to(tl.float32, bitcast=True)
+    token = tl.load(uppers + B.to(tl.int64) * LIST + i, mask=i < entries, other=0)
+    exists = (i < entries) & (upper == largest) & (token >= 0) & (token < V)
+    token = tl.where(exists, token, 0)
+    if IN_BULK:
+        ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
+    # The noise is computed while the rows are loaded.
+    T = tl.load(temperature + b) if TEMPERATURE_PER_ROW else tl.full((), temperature, tl.float32)
+    T, _ = temperatures(T)
+    g = 0.0
+    if NOISE == "token":
+        seed, offset, row = noise_of_rows(
+            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
+        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
+    y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
+    # gamma for the fused kernels' sum, which may have any order; this one errs by half as much.
+    gamma = (D + 8).to(tl.float32) * 2.0**-23
+    slack = size * (2.0 * gamma + ROUNDING) + T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK
+    if soft_cap is not None:
+        slack += soft_cap * CAP_SLACK
+    y, bias = with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V)
+    if bias_ptr is not None or row_bias_ptr is not None:
+        slack += tl.abs(bias) * BIAS_SLACK
+    lower = y + g - slack
+    # Comparisons leave out NaN, and an infinity decides nothing here.
+    lower = tl.where(exists & (tl.abs(lower) < float("inf")), lower, float("-inf"))
+    best = tl.max(lower, 0)
+    steps = steps_of_rows(b, b < B, line)
+    raise_bounds(lower_ptr, b, best, b < B, steps, line, RANKS)
+    return tl.maximum(bound_of_word(tl.load(lower_ptr + b, volatile=True), steps), best)
+
+
+@triton.jit
+def _first_of_largest(uppers, entries):
+    """Return (place, bound) of the first of the largest finite upper bounds on a list.
+
+    Without a finite bound: (0, -inf).
+    """
+    place = 0
+    largest = float("-inf")
+    for first in range(0, entries, SCANNED):
+        i = first + tl.arange(0, SCANNED)
+        upper = tl.load(uppers + i, mask=i < entries, other=0).to(tl.float32, bitcast=True)
+        upper = tl.where((i < entries) & (upper < float("inf")), upper, float("-inf"))
+        top = tl.max(upper, 0)
+        at = tl.min(tl.where(upper == top, i, 2**30), 0)
+        place = tl.where(top > largest, at, place)
+        largest = tl.maximum(largest, top)
+    return place, largest
+
+
+@triton.jit
+def _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D):
+    """Return (hidden[b] . weight[token], the sum of the products' magnitudes), fp32 [WORD] each."""
+    row = weight_ptr + token.to(tl.int64)[:, None] * D
+    column = tl.arange(0, COLUMNS)[None, :]
+    h_row = hidden_ptr + b.to(tl.int64) * D + column
+    y = tl.zeros((WORD, COLUMNS), tl.float32)
+    size = tl.zeros((WORD, COLUMNS), tl.float32)
+    for d in tl.range(0, D, COLUMNS, loop_unroll_factor=4):
+        inside = d + column < D
+        w = tl.load(row + d + column, mask=exists[:, None] & inside, other=0.0).to(tl.float32)
+        h = tl.load(h_row + d, mask=inside, other=0.0).to(tl.float32)
+        product = w * h
+        y += product
+        size += tl.abs(product)
+    return tl.sum(y, 1), tl.sum(size, 1)
+
+
+@triton.jit
+def _keep(uppers, to_tokens, entries, bound):
+    """Keep the entries of a list that reach `bound`, in order, and return their number.
+
+    to_tokens: the distance of a token from its upper bound.
+    """
+    left = 0
+    for first in range(0, entries, SCANNED):
+        i = first + tl.arange(0, SCANNED)
+        upper = tl.load(uppers + i, mask=i < entries, other=0)
+        token = tl.load(uppers + to_tokens + i, mask=i < entries, other=0)
+        stays = ((i < entries) & ((upper.to(tl.float32, bitcast=True) < bound) == 0)).to(tl.int32)
+        to = left + tl.cumsum(stays, 0) - stays
+        tl.debug_barrier()  # all of these have been read before any is overwritten
+        tl.store(uppers + to, upper, mask=stays != 0)
+        tl.store(uppers + to_tokens + to, token, mask=stays != 0)
+        left += tl.sum(stays, 0)
+    return left
