@@ -25,8 +25,8 @@ from fsbench.kernels.screened.score_bounds import (
 
 SCANNED = tl.constexpr(1024)
 """Entries of a list that are read at once."""
-COLUMNS = tl.constexpr(1024)
-"""Columns of a step of the sum."""
+ADDED_AT_ONCE = tl.constexpr(1024)
+"""Columns that are multiplied and added at once."""
 WORD = tl.constexpr(4)
 """Tokens of a word. Those that are listed are neighbors and have the word's upper bound."""
 
@@ -133,11 +133,11 @@ def _first_of_largest(uppers, entries):
 def _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D):
     """Return (hidden[b] . weight[token], the sum of the products' magnitudes), fp32 [WORD] each."""
     row = weight_ptr + token.to(tl.int64)[:, None] * D
-    column = tl.arange(0, COLUMNS)[None, :]
+    column = tl.arange(0, ADDED_AT_ONCE)[None, :]
     h_row = hidden_ptr + b.to(tl.int64) * D + column
-    y = tl.zeros((WORD, COLUMNS), tl.float32)
-    size = tl.zeros((WORD, COLUMNS), tl.float32)
-    for d in tl.range(0, D, COLUMNS, loop_unroll_factor=4):
+    y = tl.zeros((WORD, ADDED_AT_ONCE), tl.float32)
+    size = tl.zeros((WORD, ADDED_AT_ONCE), tl.float32)
+    for d in tl.range(0, D, ADDED_AT_ONCE, loop_unroll_factor=4):
         inside = d + column < D
         w = tl.load(row + d + column, mask=exists[:, None] & inside, other=0.0).to(tl.float32)
         h = tl.load(h_row + d, mask=inside, other=0.0).to(tl.float32)
