@@ -94,7 +94,7 @@ which has more operations per byte, has twice as many.
 
 The alternative is the portable kernel with token noise, since a head draws with no other. On an
 H200 the screen takes 0.89 of its time at 128 rows (D = 4096) and 0.80 at 64 rows (D = 8192; 1.06 at
-128), on an H100 0.96 at 256 rows (D = 4096) and 0.92 at 128 rows (D = 8192)."""
+128), on an H100 0.96 at 256 rows (D = 4096) and 0.72 at 128 rows (D = 8192)."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 

@@ -1,4 +1,4 @@
-"""Device code: a close lower bound of each row's best score, by which its list gets shorter.
+"""Device code: shorten the list of each row by a close lower bound of its best score.
 
 A token stays on a row's list if its score may be above the largest lower bound. Both are off by
 about the bound of the screen, so tokens up to two bounds below the best score are on the list. The
@@ -123,8 +123,8 @@ def _first_of_largest(uppers, entries):
         upper = tl.load(uppers + i, mask=i < entries, other=0).to(tl.float32, bitcast=True)
         upper = tl.where((i < entries) & (upper < float("inf")), upper, float("-inf"))
         top = tl.max(upper, 0)
-        at = tl.min(tl.where(upper == top, i, 2**30), 0)
-        place = tl.where(top > largest, at, place)
+        first_of_top = tl.min(tl.where(upper == top, i, 2**30), 0)
+        place = tl.where(top > largest, first_of_top, place)
         largest = tl.maximum(largest, top)
     return place, largest
 
@@ -153,15 +153,15 @@ def _keep(uppers, to_tokens, entries, bound):
 
     to_tokens: the distance of a token from its upper bound.
     """
-    left = 0
+    kept = 0
     for first in range(0, entries, SCANNED):
         i = first + tl.arange(0, SCANNED)
         upper = tl.load(uppers + i, mask=i < entries, other=0)
         token = tl.load(uppers + to_tokens + i, mask=i < entries, other=0)
-        stays = ((i < entries) & ((upper.to(tl.float32, bitcast=True) < bound) == 0)).to(tl.int32)
-        to = left + tl.cumsum(stays, 0) - stays
+        reaches = ((i < entries) & ((upper.to(tl.float32, bitcast=True) < bound) == 0)).to(tl.int32)
+        to = kept + tl.cumsum(reaches, 0) - reaches
         tl.debug_barrier()  # all of these have been read before any is overwritten
-        tl.store(uppers + to, upper, mask=stays != 0)
-        tl.store(uppers + to_tokens + to, token, mask=stays != 0)
-        left += tl.sum(stays, 0)
-    return left
+        tl.store(uppers + to, upper, mask=reaches != 0)
+        tl.store(uppers + to_tokens + to, token, mask=reaches != 0)
+        kept += tl.sum(reaches, 0)
+    return kept
