@@ -123,11 +123,22 @@ def names() -> set[str]:
 
 
 def select(entries: dict[str, Found], names: Iterable[str]) -> list[Found]:
-    """Return the named samplers, in that order; raise InvalidArgument for an unknown name."""
+    """Return the named samplers, in that order.
+
+    Raises:
+        InvalidArgument: a name is unknown. The user's files that cannot be used are named too,
+            since one of them may define it.
+    """
     chosen = []
     for name in names:
         if name not in entries:
-            raise unknown_name("--provider", name, entries, "fsbench list")
+            error = unknown_name("--provider", name, entries, "fsbench list")
+            files = [
+                f"; {entry.source}: {entry.broken}"
+                for entry in entries.values()
+                if entry.broken and entry.source.endswith(".py")
+            ]
+            raise InvalidArgument(str(error) + "".join(files))
         chosen.append(entries[name])
     return chosen
 

@@ -243,3 +243,9 @@ def test_select():
         select(result, ["alpha", "gama"])
     with pytest.raises(InvalidArgument, match=r"got 'xyzzy'$"):
         select(result, ["xyzzy"])
+
+
+def test_an_unknown_name_comes_with_the_fault_of_a_file_that_may_have_it(tmp_path):
+    (tmp_path / "mine.py").write_text("PROVIDERS = [1]\n")
+    with pytest.raises(InvalidArgument, match=r"got 'one'; .*mine\.py: PROVIDERS: expected"):
+        select(discover([tmp_path / "mine.py"]), ["one"])
