@@ -39,6 +39,13 @@ def problem(
     return hidden, weight
 
 
+def loose_problem(B: int, V: int, D: int, unused: float) -> tuple[Tensor, Tensor]:
+    """Return (hidden, weight) whose bounds are wide: weight has `unused` where hidden has 0."""
+    hidden, weight = problem(B, V, D)
+    hidden[:, 0], weight[:, 0] = 0.0, unused
+    return hidden, weight
+
+
 def normal_logits(B: int, V: int, sigma: float = 2.0) -> Tensor:
     return sigma * torch.randn(B, V, generator=torch.Generator().manual_seed(B + V))
 

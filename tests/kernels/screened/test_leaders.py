@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from flash_sample_cases import loose_problem
 from torch import Tensor
 
 from fsbench.kernels.configs.screen_choice import default_configs, resolve_config
@@ -17,14 +18,6 @@ from fsbench.kernels.screened.head import prepare_head
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
 B, V, D = 5, 3000, 48
-
-
-def loose_problem(unused: float = 60.0) -> tuple[Tensor, Tensor]:
-    """Return (hidden, weight) whose bounds are wide: an entry of each row is large, and unused."""
-    generator = torch.Generator().manual_seed(7)
-    hidden, weight = (torch.randn(rows, D, generator=generator) for rows in (B, V))
-    hidden[:, 0], weight[:, 0] = 0.0, unused
-    return hidden, weight
 
 
 def drawn(hidden: Tensor, weight: Tensor, led_from: int | None, **options: object) -> Screened:
@@ -46,7 +39,7 @@ def drawn(hidden: Tensor, weight: Tensor, led_from: int | None, **options: objec
     ids=["plain", "greedy", "per row", "soft cap", "bias", "bias that forbids"],
 )
 def test_shorter_lists_leave_the_tokens_of_the_weight(options):
-    hidden, weight = loose_problem()
+    hidden, weight = loose_problem(B, V, D, 17.0)
     options = {"seed": torch.tensor([3]), "offset": torch.tensor([1])} | options
     expected = flash_sample(hidden, weight, noise="token", **options)
     long, short = (drawn(hidden, weight, led_from, **options) for led_from in (None, 0))
@@ -56,16 +49,19 @@ def test_shorter_lists_leave_the_tokens_of_the_weight(options):
 
 
 def test_one_close_bound_leaves_few_of_a_list_that_is_read_in_parts():
-    hidden, weight = loose_problem(120.0)
-    options = {"seed": torch.tensor([3]), "temperature": 0.1}
-    long, short = (drawn(hidden, weight, led_from, **options).found for led_from in (None, 0))
-    assert long is not None and short is not None
-    assert int(long.max()) > 1024  # entries that leaders.shorten_lists reads at once
-    assert (2 * short < long).all(), (short, long)
+    hidden, weight = loose_problem(B, V, D, 28.0)
+    for step in range(4):
+        options = {"seed": torch.tensor([3]), "offset": torch.tensor([step]), "temperature": 0.1}
+        expected = flash_sample(hidden, weight, noise="token", **options)
+        long, short = (drawn(hidden, weight, led_from, **options) for led_from in (None, 0))
+        assert long.tokens.tolist() == short.tokens.tolist() == expected.tokens.tolist()
+        assert long.found is not None and short.found is not None
+        assert int(long.found.max()) > 1024  # entries that leaders.shorten_lists reads at once
+        assert (2 * short.found < long.found).all(), (short.found, long.found)
 
 
 def test_short_lists_stay_as_they_are():
-    hidden, weight = loose_problem()
+    hidden, weight = loose_problem(B, V, D, 17.0)
     options = {"seed": torch.tensor([3]), "temperature": 0.1}
     never, short_of_it = (drawn(hidden, weight, led_from, **options) for led_from in (None, 1))
     assert never.found is not None and short_of_it.found is not None
@@ -74,7 +70,7 @@ def test_short_lists_stay_as_they_are():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 2.0**60])
 def test_a_row_without_bounds_has_no_leader(value):
-    hidden, weight = loose_problem()
+    hidden, weight = loose_problem(B, V, D, 17.0)
     hidden[2, 1] = value
     options = {"seed": torch.tensor([3])}
     expected = flash_sample(hidden, weight, noise="token", **options)
@@ -85,11 +81,33 @@ def test_a_row_without_bounds_has_no_leader(value):
 
 @pytest.mark.parametrize("entry", [torch.nan, torch.inf])
 def test_a_token_without_a_bound_is_no_leader_and_may_win(entry):
-    hidden, weight = loose_problem()
+    hidden, weight = loose_problem(B, V, D, 17.0)
     weight[17, 3] = entry
-    options = {"seed": torch.tensor([3])}
+    options = {"seed": torch.tensor([3]), "temperature": 0.1}
     expected = flash_sample(hidden, weight, noise="token", **options)
-    assert drawn(hidden, weight, 0, **options).tokens.tolist() == expected.tokens.tolist()
+    long, short = (drawn(hidden, weight, led_from, **options) for led_from in (None, 0))
+    assert long.tokens.tolist() == short.tokens.tolist() == expected.tokens.tolist()
+    assert long.found is not None and short.found is not None
+    assert (2 * short.found < long.found).all(), (short.found, long.found)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"soft_cap": 30.0}, {"bias": torch.linspace(-3, 3, V)}],
+    ids=["greedy", "noise", "soft cap", "bias"],
+)  # fmt: skip
+def test_the_bound_of_a_leader_is_not_above_its_score(options):
+    """The copy is exact and bounds are narrow: a higher bound would leave no token at all."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(B, D, generator=generator)
+    weight = torch.randint(-126, 127, (V, D), generator=generator).float() / 256
+    weight[:, 0] = 127 / 256
+    assert not prepare_head(weight).residual.gt(1e-3).any()
+    for step in range(4):
+        drawing = {"seed": torch.tensor([3]), "offset": torch.tensor([step])} | options
+        expected = flash_sample(hidden, weight, noise="token", **drawing)
+        sample = drawn(hidden, weight, 0, **drawing)
+        assert sample.tokens.tolist() == expected.tokens.tolist()
+        assert sample.found is not None and (sample.found >= 1).all()
 
 
 def test_few_rows_of_few_columns_keep_the_form_without_shorter_lists():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from flash_sample_cases import counter, problem
+from flash_sample_cases import counter, loose_problem, problem
 from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
 from torch import Tensor
 from torch import distributed as dist
@@ -118,13 +118,6 @@ def takes_turns(rank: int, folder: str) -> list[list[int]]:
     return tokens
 
 
-def loose_problem(V: int) -> tuple[Tensor, Tensor]:
-    """Return (hidden, weight) whose bounds are wide: an entry of each row is large, and unused."""
-    hidden, weight = problem(B, V, D)
-    hidden[:, 0], weight[:, 0] = 0.0, 20.0
-    return hidden, weight
-
-
 def drawn_loosely(
     hidden: Tensor, head: ScreenedHead, shard: VocabShard | None, step: int
 ) -> Screened:
@@ -136,7 +129,7 @@ def drawn_loosely(
 
 
 def loose_shard(rank: int) -> tuple[Tensor, VocabShard, ScreenedHead]:
-    hidden, weight = loose_problem(sum(SIZES[3]))
+    hidden, weight = loose_problem(B, sum(SIZES[3]), D, 20.0)
     shard = VocabShard(own_rows(weight, rank, SIZES[3]))
     return hidden, shard, prepare_head(shard.weight)
 
@@ -273,7 +266,7 @@ def test_each_rank_may_choose_the_screen_or_the_fused_kernel():
 
 
 def test_the_ranks_together_compute_the_candidates_of_one_rank():
-    hidden, weight = loose_problem(sum(SIZES[3]))
+    hidden, weight = loose_problem(B, sum(SIZES[3]), D, 20.0)
     one = drawn_loosely(hidden, prepare_head(weight), None, 0)
     assert one.found is not None and int(one.found.min()) > 3
     num_exact = torch.zeros_like(one.found)
@@ -286,7 +279,7 @@ def test_the_ranks_together_compute_the_candidates_of_one_rank():
 
 
 def test_bounds_of_another_step_are_ignored():
-    hidden, weight = loose_problem(sum(SIZES[3]))
+    hidden, weight = loose_problem(B, sum(SIZES[3]), D, 20.0)
     head = prepare_head(weight)
     for step in range(4):
         one = drawn_loosely(hidden, head, None, step)
