@@ -144,7 +144,7 @@ class ResolveConfig:
         num_warps, num_stages, ctas_per_sm: As in ScreenConfig.
         by_warps: Whether every warp has eight tokens in place of at_once (screened.exact_logits),
             on Hopper, if TMA can load the weight and D is a multiple of 256.
-        led_from: MiB of the weight, in rows of listed tokens, from which the lists are shortened
+        led_from: MiB that the listed tokens have in the weight, from which the lists are shortened
             first (screened.leaders); None for never.
     """
 

@@ -61,22 +61,15 @@ def exact_scores(request, sizes, b, token, exists, NOISE: tl.constexpr, SEED_PER
         IN_BULK: whether whole rows are asked for at once, by ask_for_rows.
         others: as in exact_logits.
     """
-    (hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
-     row_bias_ptr) = request  # fmt: skip
+    hidden_ptr, weight_ptr, _, _, _, soft_cap, bias_ptr, row_bias_ptr = request
     V, D = sizes
     if IN_BULK:
         ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
     # The noise is computed while the rows are loaded.
     if NOISE == "token":
-        seed, offset, row = noise_of_rows(
-            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        g, _ = noise_of_tokens(
+            request, b, token, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW
         )
-        if TEMPERATURE_PER_ROW:
-            T = tl.load(temperature + b)
-        else:
-            T = tl.full((), temperature, tl.float32)
-        T, _ = temperatures(T)
-        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
     y = exact_logits(
         hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D, BLOCKS,
         STEP, EVEN, BY_WARPS,
@@ -84,6 +77,25 @@ def exact_scores(request, sizes, b, token, exists, NOISE: tl.constexpr, SEED_PER
     if NOISE == "token":
         y += g
     return tl.where(y == y, y, float("inf"))
+
+
+@triton.jit
+def noise_of_tokens(request, b, token, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                    OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr):  # fmt: skip
+    """Return (T g, T): the noise in the scores of tokens [R] of row b, and the temperature.
+
+    request: as in exact_scores. Without noise, T g is 0.
+    """
+    _, _, seed_ptr, offset_ptr, temperature, _, _, _ = request
+    T = tl.load(temperature + b) if TEMPERATURE_PER_ROW else tl.full((), temperature, tl.float32)
+    T, _ = temperatures(T)
+    g = 0.0
+    if NOISE == "token":
+        seed, offset, row = noise_of_rows(
+            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
+        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
+    return g, T
 
 
 @triton.jit

@@ -33,6 +33,7 @@ from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened import hopper
+from fsbench.kernels.screened.bounds import accumulation_error
 from fsbench.kernels.screened.int8_copy import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
@@ -219,6 +220,7 @@ def _prepare(
         "SLICE": resolving.block_v,
         "IN_BULK": modern and by_tma[1],
         "BY_WARPS": by_warps,
+        "gamma": accumulation_error(D),
         "led_from": led_from,
         "num_warps": resolving.num_warps,
         "num_stages": resolving.num_stages,

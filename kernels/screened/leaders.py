@@ -10,9 +10,7 @@ exponentially with this distance, so few are left (docs/design/screened-head-pro
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.rows import noise_of_rows
-from fsbench.kernels.noise.contract import bits_of_tokens, gumbel, temperatures
-from fsbench.kernels.screened.exact_logits import ask_for_rows, with_options
+from fsbench.kernels.screened.exact_logits import ask_for_rows, noise_of_tokens, with_options
 from fsbench.kernels.screened.lower_bounds import bound_of_word, raise_bounds, steps_of_rows
 from fsbench.kernels.screened.rounding import LEADING, LED
 from fsbench.kernels.screened.score_bounds import (
@@ -32,7 +30,7 @@ WORD = tl.constexpr(4)
 
 
 @triton.jit
-def shorten_lists(request, state, sizes, listed_ptr, counters_ptr, NOISE: tl.constexpr,
+def shorten_lists(request, lists, sizes, gamma, listed_ptr, counters_ptr, NOISE: tl.constexpr,
                   SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
                   TEMPERATURE_PER_ROW: tl.constexpr, RANKS: tl.constexpr, LIST: tl.constexpr,
                   IN_BULK: tl.constexpr):  # fmt: skip
@@ -41,21 +39,22 @@ def shorten_lists(request, state, sizes, listed_ptr, counters_ptr, NOISE: tl.con
     Programs claim rows, so none waits for a program that does not run yet.
 
     Args:
-        request: as in exact_logits.exact_scores. state: (lower_ptr, line, list_ptr, keys_ptr,
-            found_ptr), as the arguments of resolve_kernel. sizes: (B, V, D).
+        request: as in exact_logits.exact_scores. lists: (lower_ptr, line, list_ptr), as the
+            arguments of resolve_kernel. sizes: (B, V, D). gamma: bounds.accumulation_error(D).
         others: as in resolve_kernel.
     """
     B = sizes[0]
+    to_tokens = B.to(tl.int64) * LIST  # from a token's upper bound
     b = tl.atomic_add(counters_ptr + LEADING, 1, sem="relaxed")
     while b < B:
         entries = tl.load(listed_ptr + b)
         if (entries > 0) & (entries <= LIST):
+            uppers = lists[2] + b.to(tl.int64) * LIST
             bound = _bound_of_leader(
-                request, state, sizes, b, entries, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-                TEMPERATURE_PER_ROW, RANKS, LIST, IN_BULK,
+                request, lists, sizes, gamma, uppers, to_tokens, b, entries, NOISE, SEED_PER_ROW,
+                OFFSET_PER_ROW, TEMPERATURE_PER_ROW, RANKS, IN_BULK,
             )  # fmt: skip
-            uppers = state[2] + b.to(tl.int64) * LIST
-            tl.store(listed_ptr + b, _keep(uppers, B.to(tl.int64) * LIST, entries, bound))
+            tl.store(listed_ptr + b, _keep(uppers, to_tokens, entries, bound))
         tl.debug_barrier()
         tl.atomic_add(counters_ptr + LED, 1, sem="release")
         b = tl.atomic_add(counters_ptr + LEADING, 1, sem="relaxed")
@@ -65,36 +64,31 @@ def shorten_lists(request, state, sizes, listed_ptr, counters_ptr, NOISE: tl.con
 
 
 @triton.jit
-def _bound_of_leader(request, state, sizes, b, entries, NOISE: tl.constexpr,
-                     SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
-                     TEMPERATURE_PER_ROW: tl.constexpr, RANKS: tl.constexpr, LIST: tl.constexpr,
+def _bound_of_leader(request, lists, sizes, gamma, uppers, to_tokens, b, entries,
+                     NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                     TEMPERATURE_PER_ROW: tl.constexpr, RANKS: tl.constexpr,
                      IN_BULK: tl.constexpr):  # fmt: skip
-    """Return the lower bound of row b's best score, at least that of its leader, and publish it."""
-    hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature = request[:5]
-    soft_cap, bias_ptr, row_bias_ptr = request[5:]
-    lower_ptr, line, list_ptr = state[:3]
+    """Raise the lower bound of row b's best score to that of its leader, and return it.
+
+    uppers, to_tokens: the row's list, as in _keep.
+    """
+    hidden_ptr, weight_ptr, _, _, _, soft_cap, bias_ptr, row_bias_ptr = request
+    lower_ptr, line, _ = lists
     B, V, D = sizes
-    uppers = list_ptr + b.to(tl.int64) * LIST
     place, largest = _first_of_largest(uppers, entries)
     i = place + tl.arange(0, WORD)
     upper = tl.load(uppers + i, mask=i < entries, other=0).to(tl.float32, bitcast=True)
-    token = tl.load(uppers + B.to(tl.int64) * LIST + i, mask=i < entries, other=0)
+    token = tl.load(uppers + to_tokens + i, mask=i < entries, other=0)
     exists = (i < entries) & (upper == largest) & (token >= 0) & (token < V)
     token = tl.where(exists, token, 0)
     if IN_BULK:
         ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
     # The noise is computed while the rows are loaded.
-    T = tl.load(temperature + b) if TEMPERATURE_PER_ROW else tl.full((), temperature, tl.float32)
-    T, _ = temperatures(T)
-    g = 0.0
-    if NOISE == "token":
-        seed, offset, row = noise_of_rows(
-            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
-        )
-        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
+    g, T = noise_of_tokens(
+        request, b, token, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW
+    )
     y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
     # gamma for the fused kernels' sum, which may have any order; this one errs by half as much.
-    gamma = (D + 8).to(tl.float32) * 2.0**-23
     slack = size * (2.0 * gamma + ROUNDING) + T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK
     if soft_cap is not None:
         slack += soft_cap * CAP_SLACK

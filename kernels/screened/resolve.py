@@ -66,6 +66,7 @@ def resolve_kernel(
     counts_ptr,
     rank,
     area,
+    gamma,  # bounds.accumulation_error(D)
     led_from,  # tokens on all lists from which the lists are shortened first; None for never
     NOISE: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
@@ -99,18 +100,18 @@ def resolve_kernel(
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
     request = (hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
                row_bias_ptr)  # fmt: skip
-    state = (lower_ptr, line, list_ptr, keys_ptr, found_ptr)
+    lists = (lower_ptr, line, list_ptr)
     sizes = (B, V, D)
     if led_from is not None:  # noqa: SIM102 (one is decided at compile time)
         if tl.sum(tl.where(number > LIST, 0, number), 0) >= led_from:
             shorten_lists(
-                request, state, sizes, listed_ptr, counters_ptr, NOISE, SEED_PER_ROW,
+                request, lists, sizes, gamma, listed_ptr, counters_ptr, NOISE, SEED_PER_ROW,
                 OFFSET_PER_ROW, TEMPERATURE_PER_ROW, RANKS, LIST, IN_BULK,
             )  # fmt: skip
             number = tl.load(listed_ptr + every, mask=every < B, other=0, volatile=True)
     _resolve_lists(
-        number, every, request, state, sizes, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-        TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN, IN_BULK, BY_WARPS,
+        number, every, request, lists, sizes, keys_ptr, found_ptr, NOISE, SEED_PER_ROW,
+        OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN, IN_BULK, BY_WARPS,
     )  # fmt: skip
     if tl.max(number, 0) > LIST:
         _draw_in_full(
@@ -153,17 +154,17 @@ def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr
 
 
 @triton.jit
-def _resolve_lists(number, every, request, state, sizes, NOISE: tl.constexpr,
+def _resolve_lists(number, every, request, lists, sizes, keys_ptr, found_ptr, NOISE: tl.constexpr,
                    SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
                    TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, AT_ONCE: tl.constexpr,
                    BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
                    IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
     """Compute exact scores of the tokens in this program's parts of the lists.
 
-    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1. request, state, sizes:
+    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1. request, lists, sizes:
     as in leaders.shorten_lists.
     """
-    lower_ptr, line, list_ptr, keys_ptr, found_ptr = state
+    lower_ptr, line, list_ptr = lists
     B, V, D = sizes
     tokens, size, parts, ends = parts_of_lists(number, LIST, 4, AT_ONCE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
