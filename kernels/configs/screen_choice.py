@@ -50,7 +50,7 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
     # On an H100 at D = 4096 the form by warps takes 12 to 14 us up to 16 rows and 24 us at 128 with
     # shorter lists, the other form 14 to 16 and 36; but 17 and 22 us at 32 and 64 rows, the other
     # form 15 and 19. At D = 8192 it takes 27 to 62 us with shorter lists, the other 69 to 220.
-    by_warps = B <= 16 or B > 64 or D > 4096
+    by_warps = B <= 16 or B > 32 or D > 4096
     tile = (rows, 64, 64 if rows < 64 else 32)
     return ResolveConfig(64, step, *tile, 4, stages, ctas, by_warps, 16 if by_warps else None)
 
@@ -88,13 +88,10 @@ def worth_filtering(
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
 
 
-SCREENED_ROWS, SCREENED_ROWS_WIDE = 128, 64
-"""Most rows for which the screen is chosen on an H200, for D <= 6144 and for larger D; an H100,
-which has more operations per byte, has twice as many.
-
-The alternative is the portable kernel with token noise, since a head draws with no other. On an
-H200 the screen takes 0.89 of its time at 128 rows (D = 4096) and 0.80 at 64 rows (D = 8192; 1.06 at
-128), on an H100 0.96 at 256 rows (D = 4096) and 0.72 at 128 rows (D = 8192)."""
+SCREENED_ROWS = 192
+"""Most rows for which the screen is chosen on an H200, for heads of FEW_BYTES or more."""
+SCREENED_ROWS_H100, SCREENED_ROWS_H100_WIDE = 256, 128
+"""The same on an H100, for D <= 6144 and for larger D."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 
@@ -103,9 +100,9 @@ def worth_screening(B: int, V: int, D: int, device: torch.device) -> tuple[bool,
     """Return whether the screen was measured to be faster than the weight, and the reason."""
     if not is_hopper(device):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS
+    most = SCREENED_ROWS
     if choice.portable_rows(device) > ROWS:
-        most *= 2
+        most = SCREENED_ROWS_H100_WIDE if D > 6144 else SCREENED_ROWS_H100
     heads = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, heads = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
