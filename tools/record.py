@@ -311,12 +311,13 @@ class Recorder:
 
 
 def pack(out: Path) -> None:
-    """Pack the samples of a run that will not be continued, as records have them."""
+    """Pack the samples of a run that will not be continued, and remove its tables of speedups."""
     for samples in (out / POINTS, out / STEPS):
         if samples.exists():
             write_atomically(Path(f"{samples}.gz"), gzip.compress(samples.read_bytes(), mtime=0))
             samples.unlink()
-
+    for table in out.glob("speedup_*"):
+        table.unlink()
 
 def state_of(entry: dict[str, Any]) -> str:
     return f"exit {entry['exit']}" if "exit" in entry else "stopped"
@@ -338,10 +339,9 @@ def main(arguments: list[str] | None = None) -> None:
     gpu = args.gpu or (gpu_slug(gpus[0].name) if gpus else "")
     read_only = args.list or args.dry_run
     if not (gpus or (args.folder and args.jobs) or (read_only and (gpu or args.folder))):
-        raise SystemExit(
-            f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}; without one, pass "
-            "--folder and --jobs, or --list --gpu NAME"
-        )
+        reason = f"expected an NVIDIA GPU; {hardware.nvml_problem()}"
+        others = "pass --folder and --jobs, or --list --gpu NAME"
+        raise SystemExit(f"record: {reason}; without one, {others}")
     folder = args.folder.resolve() if args.folder else Path("results") / gpu
     table = (args.jobs or Path(__file__).with_suffix(".toml")).resolve()
     os.chdir(ROOT)

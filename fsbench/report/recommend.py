@@ -188,7 +188,7 @@ _ARGUMENTS = {
 
 def has_public_call(sampler: Provider, source: str, problem: Problem) -> bool:
     """Return whether users can call a sampler: as a package, a public function or in vLLM."""
-    plain = problem.device == "cuda" and problem.tp == 1 and not problem.filters
+    plain = problem.device == "cuda" and not problem.filters
     return plain or bool(sampler.call) or ".kernels." not in source
 
 

@@ -22,7 +22,7 @@ WORTH_SPLITTING = 64_000_000
 """Idle bytes of the last round from which splitting blocks is faster; see idle_bytes.
 
 An H200 reads them in 14 us. Five heads with 69 MB or more gain 1 to 7 us at every batch size; five
-with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
+with 57 MB or less gain or lose up to 4 us (results/h200/split-20261128).
 """
 NO_ADDRESS = (
     "hidden, weight: expected tensors with memory; got one without, as inside "

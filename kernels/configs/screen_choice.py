@@ -47,9 +47,10 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
     # A stage has hidden from each block of 256 columns on: with more blocks, fewer columns fit.
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
-    # On an H100 at D = 4096 the form by warps takes 12 to 14 us up to 16 rows and 24 us at 128 with
-    # shorter lists, the other form 14 to 16 and 36; but 17 and 22 us at 32 and 64 rows, the other
-    # form 15 and 19. At D = 8192 it takes 27 to 62 us with shorter lists, the other 69 to 220.
+    # With shorter lists the form by warps takes nearly as long for many candidates as for few. For
+    # normal:3 at D = 4096 the other form without them is faster from 17 to 32 rows (H100, H200); at
+    # 64 rows by 3 us on an H200, where it takes 17 us more for normal:8 and greedy decoding. At
+    # D = 8192 it is slower: 69 to 220 us in place of 27 to 62 (H100).
     by_warps = B <= 16 or B > 32 or D > 4096
     tile = (rows, 64, 64 if rows < 64 else 32)
     return ResolveConfig(64, step, *tile, 4, stages, ctas, by_warps, 16 if by_warps else None)
@@ -89,9 +90,13 @@ def worth_filtering(
 
 
 SCREENED_ROWS = 192
-"""Most rows for which the screen is chosen on an H200, for heads of FEW_BYTES or more."""
+"""Most rows for which the screen is chosen on an H200.
+
+The alternative is the portable kernel with token noise, since a head draws with no other. The
+screen takes 0.78 of its time at 192 rows (D = 4096; 0.99 at D = 8192) and 1.03 to 1.05 at 256."""
 SCREENED_ROWS_H100, SCREENED_ROWS_H100_WIDE = 256, 128
-"""The same on an H100, for D <= 6144 and for larger D."""
+"""The same on an H100, for D up to 6144 and for larger D: 0.96 of its time at 256 rows (D = 4096)
+and 0.72 at 128 rows (D = 8192); more rows were not timed."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 

@@ -143,8 +143,9 @@ def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
 
 
 @pytest.mark.parametrize("samples", ["points.jsonl", "steps.jsonl"])
-def test_samples_of_a_finished_job_are_packed(tmp_path, samples):
+def test_samples_of_a_finished_job_are_packed_and_its_tables_of_speedups_removed(tmp_path, samples):
     (tmp_path / samples).write_text("{}\n")
+    (tmp_path / "speedup_h200_d4096_v151936.md").write_text("")
     (tmp_path / "env.json").write_text("{}")
     record.pack(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {"env.json", f"{samples}.gz"}

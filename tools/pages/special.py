@@ -7,8 +7,11 @@ import numpy as np
 from fsbench import paper
 from fsbench.discover import discover
 from fsbench.e2e.models import decoders
+from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
+from fsbench.report.tables import configurations
+from fsbench.report.tables import markdown as speedups_in_words
 from pages.blocks import RESULTS, ROOT, block, listed, place, source, table
 from pages.tables import view
 
@@ -22,10 +25,12 @@ def _source(*runs: str) -> str:
 
 @block
 def speedups(run: str, D: str) -> str:
-    """Return the committed table of the Hopper kernel."""
-    (path,) = (RESULTS / place(run)).glob(f"speedup_*_d{D}_v*.md")
-    text = path.read_text(encoding="utf-8")
-    section = text.split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
+    """Return the table of the Hopper kernel's speedups, as `fsbench run` writes it."""
+    (configuration,) = (
+        each for each in configurations(read_csv(RESULTS / place(run))) if f"_d{D}_" in each.stem
+    )
+    section = speedups_in_words(configuration).split("## FlashSampling (Hopper)")[1]
+    section = section.split("\n## ")[0]
     return f"{section.strip()}\n\n{source(place(run))}"
 
 

@@ -46,7 +46,7 @@ def test_row_holds_the_models_numbers():
         "fused_flop_per_byte": work.flops / work.fused_bytes,
         "gpu": "h200",
         "floor_us": pytest.approx(work.fused_bytes / 4.8e6),
-        "measured_floor_us": pytest.approx(work.fused_bytes / 4.60e6),
+        "measured_floor_us": pytest.approx(work.fused_bytes / 4.68e6),
     }
 
 
@@ -75,7 +75,7 @@ def test_table_shows_floors_and_names_both_roofs():
     assert " ".join(line) == "256 1402.3 1246.8 1.1248 1.1250 227.22 255.57 322.2 397.3"
     assert "datasheet" in out and "…" not in out  # nothing is cut at 80 columns
     assert "h200 datasheet: 4.8 TB/s, 989 TFLOP/s bf16" in out
-    assert "h200 measured 2026-11-27: 4.6 TB/s, 802 TFLOP/s bf16" in out
+    assert "h200 measured 2026-11-28: 4.68 TB/s, 802 TFLOP/s bf16" in out
 
 
 def test_int_list():

@@ -113,7 +113,7 @@ def test_energy_first_call_and_parts():
     assert result["lacks"] == "greedy: RuntimeError: no"
 
 
-@pytest.mark.parametrize("name", ["lean-d8192-large-20261127", "truncated-20261127", "tp-20261122"])
+@pytest.mark.parametrize("name", ["lean-d8192-large-20261127", "truncated-20261127", "tp-20261128"])
 def test_committed_results_follow_from_their_samples(name):
     """Of all ages: without filters, without penalties, with them."""
     _assert_derived(H200 / name)

@@ -156,9 +156,9 @@ def run():
         yield call
 
 
-SOME = ("paper-20261127", "lean-20261127", "tp-20261122", "screened-d4096-20261127")
+SOME = ("paper-20261127", "lean-20261127", "tp-20261128", "screened-d4096-20261128")
 READ = [word for name in SOME for word in ("--results", H200 / name)]
-READ_FILTERS = ["--results", H200 / "truncated-grid-20261122"]
+READ_FILTERS = ["--results", H200 / "truncated-grid-20261128"]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_needs_rule_samplers_out_and_the_reason_is_printed(facts, run):
     [
         (
             ["--tp", 4],
-            "hidden, shard, seed=seed, offset=step, kernel='hopper'",
+            "hidden, shard, seed=seed, offset=step)",
             "flash_sample vllm serve MODEL --tensor-parallel-size 4",
         ),
         (["--logits", "normal:3"], "screened_sample(hidden, head", "screened vllm serve MODEL"),
@@ -234,6 +234,14 @@ def test_what_to_call(facts, options, python, vllm):
     calls = facts(*options)["calls"].values()
     lines = {call["vllm"] for call in calls if python in call["python"]}
     assert lines == {f"FSBENCH_VLLM={vllm}"}
+
+
+def test_several_gpus_are_compared_with_the_fastest_sampler_that_stores_logits(facts):
+    times = pd.read_csv(H200 / "tp-20261128" / "results.csv").query("d == 4096 and tp == 4")
+    stored = times[~times.fused & (times.kind == "exact")].groupby("b").median_us.min()
+    for each in facts("--tp", 4)["advice"]:
+        assert each["instead_of"] == "gumbel_argmax"
+        assert each["instead_us"] == pytest.approx(stored[each["b"]], rel=1e-5)
 
 
 def test_filters(facts):
