@@ -319,6 +319,7 @@ def pack(out: Path) -> None:
     for table in out.glob("speedup_*"):
         table.unlink()
 
+
 def state_of(entry: dict[str, Any]) -> str:
     return f"exit {entry['exit']}" if "exit" in entry else "stopped"
 

@@ -167,8 +167,9 @@ def _product(ring, position, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: 
     stage, phase = position
     weight_ring, codes_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
-    # An instruction on bytes has at most 128 tokens here.
-    LAYOUT: gl.constexpr = _sums_layout(ROWS, SPLIT, min(WIDTH // SPLIT, 128))
+    # An instruction on bytes has at most 128 tokens here. Warpgroups with the same rows share each
+    # 128 tokens, as they share the words of records.leave_records.
+    LAYOUT: gl.constexpr = _sums_layout(ROWS, SPLIT, min(WIDTH, 128) // SPLIT)
     sums = gl.zeros([2 * ROWS, WIDTH], gl.int32, LAYOUT)
     use_acc = False
     for d in range(0, D, BLOCK_D):

@@ -24,9 +24,9 @@ from fsbench.kernels.screened.score_bounds import larger
 
 
 @gluon.constexpr_function
-def _depth(ROWS):
+def _depth(ROWS, SPLIT):
     """Return how many records of a word are read at a time in the end, by registers of a thread."""
-    return 4 if ROWS <= 64 else 1
+    return 4 if ROWS * SPLIT <= 64 else 1
 
 
 @gluon.constexpr_function
@@ -55,7 +55,7 @@ def word_layout(slots, ROWS, SPLIT):
 @gluon.constexpr_function
 def _record_layout(slots, ROWS, SPLIT):
     """Return the layout [ROWS, slots, depth]: word_layout with `depth` records of every word."""
-    slots_per_group, depth = slots // SPLIT, _depth(ROWS)
+    slots_per_group, depth = slots // SPLIT, _depth(ROWS, SPLIT)
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2]][: depth.bit_length() - 1]
         + [[0, 4, 0], [0, 8, 0]][: slots_per_group.bit_length() - 3],
@@ -112,7 +112,7 @@ def list_remaining(rows, active, slots, fresh, records, lower_ptr, steps, listed
             [ROWS, SLOTS]. fresh: whether to read the rows' bounds again. records: pointers [ROWS].
     """
     SLOTS: gl.constexpr = slots[1].shape[1]
-    DEPTH: gl.constexpr = _depth(ROWS)
+    DEPTH: gl.constexpr = _depth(ROWS, SPLIT)
     DEEP: gl.constexpr = _record_layout(SLOTS, ROWS, SPLIT)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
