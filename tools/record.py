@@ -233,8 +233,8 @@ class Recorder:
         """Return the share of these GPUs in the cores, so that no job's compilers slow another."""
         cores = sorted(os.sched_getaffinity(0))
         owner = {core: n * len(self.gpus) // len(cores) for n, core in enumerate(cores)}
-        share = {core for core in cores if self.gpus[owner[core]] in gpus}
-        return share or set(cores)  # fewer cores than GPUs
+        # A GPU has no share if there are fewer cores than GPUs.
+        return {core for core in cores if self.gpus[owner[core]] in gpus} or set(cores)
 
     @contextmanager
     def on_cores_of(self, gpus: list[str]) -> Iterator[None]:
@@ -340,9 +340,8 @@ def main(arguments: list[str] | None = None) -> None:
     gpu = args.gpu or (gpu_slug(gpus[0].name) if gpus else "")
     read_only = args.list or args.dry_run
     if not (gpus or (args.folder and args.jobs) or (read_only and (gpu or args.folder))):
-        reason = f"expected an NVIDIA GPU; {hardware.nvml_problem()}"
-        others = "pass --folder and --jobs, or --list --gpu NAME"
-        raise SystemExit(f"record: {reason}; without one, {others}")
+        others = "without one, pass --folder and --jobs, or --list --gpu NAME"
+        raise SystemExit(f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}; {others}")
     folder = args.folder.resolve() if args.folder else Path("results") / gpu
     table = (args.jobs or Path(__file__).with_suffix(".toml")).resolve()
     os.chdir(ROOT)

@@ -283,20 +283,21 @@ def speedup_table(configuration: Configuration) -> pd.DataFrame:
     and speedup_hi for each fused F and unfused P; ratio.F.L = median(F) / median(L) for each lower
     bound L. If no fused sampler was measured, ratio has the unfused ones.
     """
-    table = pd.DataFrame(index=pd.Index(sorted(configuration.rows.b.unique()), name="b"))
+    columns: dict[str, pd.Series] = {}
     for provider in configuration.providers():
         rows = configuration.measured
-        table[f"median_us.{provider}"] = rows[rows.provider == provider].set_index("b").median_us
+        columns[f"median_us.{provider}"] = rows[rows.provider == provider].set_index("b").median_us
     for fused in configuration.providers(configuration.drawn, fused=True):
         for other in configuration.providers(configuration.drawn, fused=False):
             speedup = configuration.ratio(other, fused)
-            table[f"speedup.{fused}.{other}"] = speedup.value
-            table[f"speedup_lo.{fused}.{other}"] = speedup.lo
-            table[f"speedup_hi.{fused}.{other}"] = speedup.hi
+            columns[f"speedup.{fused}.{other}"] = speedup.value
+            columns[f"speedup_lo.{fused}.{other}"] = speedup.lo
+            columns[f"speedup_hi.{fused}.{other}"] = speedup.hi
     for provider in _compared(configuration):
         for bound in configuration.providers(Kind.LOWER_BOUND):
-            table[f"ratio.{provider}.{bound}"] = configuration.ratio(provider, bound).value
-    return table
+            columns[f"ratio.{provider}.{bound}"] = configuration.ratio(provider, bound).value
+    batches = pd.Index(sorted(configuration.rows.b.unique()), name="b")
+    return pd.DataFrame(columns, index=batches)
 
 
 def _compared(configuration: Configuration) -> list[str]:

@@ -41,6 +41,7 @@ def default_configs(
     return _screen_config(B, D, device), resolve_config(B, D)
 
 
+@cache
 def resolve_config(B: int, D: int) -> ResolveConfig:
     """Return tile shapes of the exact computation on a GPU; no table has them."""
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
