@@ -46,7 +46,7 @@ def over_logits(configurations: list[Configuration]) -> dict[str, list[Configura
 @laid_out
 def draw(group: list[Configuration]) -> Figure | None:
     """Draw the figure; return None if no run has a fused sampler, an unfused one and the matmul."""
-    lines = _lines(group)
+    lines = _beside_fused(_lines(group))
     if not {"fused", "stored"} <= set(lines):
         return None
     return _figure(lines, group[0].title)
@@ -92,6 +92,17 @@ def _lines(configurations: list[Configuration]) -> Lines:
             if group not in best or rank < best[group][0]:
                 best[group] = (rank, names, least)
     return {group: best[group][1:] for group in _WORDS if group in best}
+
+
+def _beside_fused(lines: Lines) -> Lines:
+    """Return the lines at the batch sizes of the fused one, without those that have none."""
+    if "fused" not in lines:
+        return {}
+    batches = lines["fused"][1].index
+    parts = {
+        group: (label, ratio[ratio.index.isin(batches)]) for group, (label, ratio) in lines.items()
+    }
+    return {group: part for group, part in parts.items() if len(part[1])}
 
 
 def _over_matmul(each: Configuration, name: str) -> pd.Series:
