@@ -1,4 +1,4 @@
-"""Cases for `fsbench run`: both kernels with a Gumbel for each token.
+"""Cases for `fsbench run`: both kernels with a Gumbel for each token, and without absent rows.
 
     fsbench run --provider-path tools/cases/token_noise.py --provider token_portable \
         --provider token_hopper --provider matmul_only --d 4096 --v 151936 --batch 64,144 --out OUT
@@ -8,27 +8,46 @@ Speculation and screened heads draw with this noise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from fsbench.kernels.configs import portable
 from fsbench.kernels.flash_sampling_hopper import PROVIDER as HOPPER
 from fsbench.kernels.flash_sampling_token import PROVIDER as TOKEN
-from fsbench.kernels.providing.launches import FlashSampling, variant
+from fsbench.kernels.providing.launches import FlashSampling, empty_hidden, variant
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 
 
-def build(problem: Problem, weight: Any, kernel: str) -> Launch:
-    return FlashSampling(problem, weight, noise="token", kernel=kernel)
+class Padded(FlashSampling):
+    """The portable kernel on hidden states with rows of zeros up to the rows of its tile."""
+
+    def __init__(self, problem: Problem, weight: Any):
+        rows = next(rows for rows in portable.BUCKETS if rows >= problem.B)
+        whole = replace(problem, B=rows)
+        super().__init__(whole, weight, noise="token", kernel="portable")
+        self._rows = empty_hidden(whole, weight.device).zero_()
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        self._rows[: len(hidden)] = hidden
+        return super().__call__(self._rows, seed, offset)[: len(hidden)]
 
 
+def fits(problem: Problem) -> str | None:
+    most = portable.BUCKETS[-1]
+    return None if most >= problem.B else f"its tiles are for B up to {most}, not {problem.B}"
+
+
+CASES: dict[str, tuple[Callable[..., Launch], Callable[[Problem], str | None]]] = {
+    "portable": (partial(FlashSampling, noise="token", kernel="portable"), TOKEN.supports),
+    "hopper": (partial(FlashSampling, noise="token", kernel="hopper"), HOPPER.supports),
+    "padded": (Padded, fits),
+}
 PROVIDERS = tuple(
-    variant(
-        TOKEN,
-        f"token_{kernel}",
-        f"{kernel} kernel, token noise",
-        partial(build, kernel=kernel),
-        HOPPER.supports,
-    )
-    for kernel in ("portable", "hopper")
+    variant(TOKEN, f"token_{name}", f"{name}, token noise", build, supports)
+    for name, (build, supports) in CASES.items()
 )
