@@ -20,15 +20,15 @@ from fsbench.kernels.flash_sampling_hopper import PROVIDER as HOPPER
 from fsbench.kernels.flash_sampling_token import PROVIDER as TOKEN
 from fsbench.kernels.providing.launches import FlashSampling, empty_hidden, variant
 from fsbench.problem import Problem
-from fsbench.provider import Launch
+from fsbench.provider import Launch, Provider
 
 
 class Padded(FlashSampling):
     """The portable kernel on hidden states with rows of zeros up to the rows of its tile."""
 
     def __init__(self, problem: Problem, weight: Any):
-        rows = next(rows for rows in portable.BUCKETS if rows >= problem.B)
-        whole = replace(problem, B=rows)
+        rows = portable.bucket(problem.B)
+        whole = replace(problem, B=-(-problem.B // rows) * rows)
         super().__init__(whole, weight, noise="token", kernel="portable")
         self._rows = empty_hidden(whole, weight.device).zero_()
 
@@ -37,17 +37,12 @@ class Padded(FlashSampling):
         return super().__call__(self._rows, seed, offset)[: len(hidden)]
 
 
-def fits(problem: Problem) -> str | None:
-    most = portable.BUCKETS[-1]
-    return None if most >= problem.B else f"its tiles are for B up to {most}, not {problem.B}"
-
-
-CASES: dict[str, tuple[Callable[..., Launch], Callable[[Problem], str | None]]] = {
-    "portable": (partial(FlashSampling, noise="token", kernel="portable"), TOKEN.supports),
-    "hopper": (partial(FlashSampling, noise="token", kernel="hopper"), HOPPER.supports),
-    "padded": (Padded, fits),
+CASES: dict[str, tuple[Callable[..., Launch], Provider]] = {
+    "portable": (partial(FlashSampling, noise="token", kernel="portable"), TOKEN),
+    "hopper": (partial(FlashSampling, noise="token", kernel="hopper"), HOPPER),
+    "padded": (Padded, TOKEN),
 }
 PROVIDERS = tuple(
-    variant(TOKEN, f"token_{name}", f"{name}, token noise", build, supports)
-    for name, (build, supports) in CASES.items()
+    variant(TOKEN, f"token_{name}", f"{name}, token noise", build, like.supports)
+    for name, (build, like) in CASES.items()
 )
