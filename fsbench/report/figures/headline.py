@@ -95,7 +95,7 @@ def _lines(configurations: list[Configuration]) -> Lines:
 
 
 def _beside_fused(lines: Lines) -> Lines:
-    """Return the lines at the batch sizes of the fused one, without those that have none."""
+    """Return the part of each line at the batch sizes of the fused one, if it is not empty."""
     if "fused" not in lines:
         return {}
     batches = lines["fused"][1].index
