@@ -148,10 +148,11 @@ class FusedLaunch:
         counters += blocks * self.teams if self.needs_masses else 0
         self.slots = max(self.B * max(counts), counters)
         # (name of the kernel's argument, name of the field), of what the requests of this key have.
-        self.inputs = _present(_inputs(request, logits))
+        inputs: dict[str, Any] = {**request._asdict(), **logits._asdict()}
+        self.inputs = _present({name: x for name, x in inputs.items() if name not in _REQUIRED})
         summed = ("logprob", "logz", "entropy", *(["rank"] if self.scores else []))
         self.results = _present({name: getattr(out, name) for name in summed})
-        self.is_plain = not (stride or self.inputs or self.results or self.needs_masses or shard)
+        self.is_plain = not (stride or self.inputs or self.results) and shard is None
         self.fields = [None if x is None else (x.shape, x.dtype) for x in out]
 
     def empty_sample(self) -> Sample:
@@ -231,20 +232,16 @@ class FusedLaunch:
         return arguments
 
 
-def _inputs(request: Request, logits: Processing) -> dict[str, Any]:
-    """Return the optional inputs of a launch by name; biases and the mask are those of `logits`."""
-    values: dict[str, Any] = {**request._asdict(), **logits._asdict()}
-    return {name: value for name, value in values.items() if name not in _REQUIRED}
-
-
 def _present(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (name of the kernel's argument, name) of each value that is not None."""
-    return [(_argument(name, x), name) for name, x in values.items() if x is not None]
+    """Return (name of the kernel's argument, name) of each value that is not None.
 
-
-def _argument(name: str, value: object) -> str:
-    """Return the kernel's name of an argument: that of a tensor ends with _ptr."""
-    return f"{name}_ptr" if isinstance(value, Tensor) else name
+    The argument of a tensor ends with _ptr.
+    """
+    return [
+        (f"{name}_ptr" if isinstance(x, Tensor) else name, name)
+        for name, x in values.items()
+        if x is not None
+    ]
 
 
 def _counters(config: TileConfig | HopperConfig, blocks: int, programs: int) -> int:
