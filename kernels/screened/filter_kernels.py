@@ -2,9 +2,10 @@
 
 1. The portable screen without noise or records: it stores the upper bound of each logit where the
    fused kernel would store the logit, with the largest of every group of 32.
-2. Exact logits of a few tokens of each row, the leaders: tokens of different groups with large
-   upper bounds. The kth largest leader is at most the kth largest logit, so a token whose upper
-   bound is below it is not among the k largest.
+2. Lower bounds of the logits of a few tokens of each row, the leaders: tokens of different groups
+   with large upper bounds. The bounds are close, as sums over the columns in another order. The kth
+   largest is at most the kth largest logit, so a token whose upper bound is below it is not among
+   the k largest.
 3. All other tokens are put on the row's list: the candidates.
 4. Exact logits of the candidates replace their upper bounds; all programs share all lists. A row
    whose list is too short gets all of its logits. Then a row has its k largest logits, and values
@@ -31,6 +32,7 @@ from fsbench.kernels.screened.exact_logits import (
     part_of_list,
     parts_of_lists,
 )
+from fsbench.kernels.screened.leaders import close_logits
 from fsbench.kernels.screened.portable import prefetch_tile, screened_logits
 from fsbench.kernels.screened.rounding import CLAIMED, ROUNDED, round_claimed_rows, wait_for_rows
 from fsbench.kernels.screened.score_bounds import ABSOLUTE_SLACK, CAP_SLACK, known_logits
@@ -39,7 +41,7 @@ LARGEST_K = tl.constexpr(FILTERED_K)
 """Up to this k there are more leaders than k; rows with a larger k are computed in full."""
 LEADERS = tl.constexpr(128)
 """Leaders of a row, at most; no two are from the same group."""
-LISTERS = tl.constexpr(8)
+LISTERS = tl.constexpr(32)
 """Programs of the second launch for each row, which share its leaders."""
 OF_PART = tl.constexpr(LEADERS.value // LISTERS.value)
 LEADERS_AT_ONCE = tl.constexpr(32)
@@ -60,22 +62,19 @@ def filter_leaders_kernel(
     bias_ptr,
     row_bias_ptr,
     counters_ptr,  # CLAIMED, ROUNDED; out: 0
-    leaders_ptr,  # [B, LEADERS] fp32, out: exact logits; -inf for a missing leader
+    leaders_ptr,  # [B, LEADERS] fp32, out: lower bounds; -inf for a missing leader
     listed_ptr,  # [B] int32, out: 0, or LIST + 1 if the row is to be computed in full
     tokens_ptr,  # [B] int64, out: -1, no draw from all tokens
     valid_ptr,  # [B] bool, out: false; the launch that draws a row's token stores true
     V,
     D,
     stride,
+    gamma,  # bounds.accumulation_error(D)
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_K_PER_ROW: tl.constexpr,
     SHARE: tl.constexpr,  # a power of two, at least the groups of a part
     LIST: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # a multiple of OF_PART; this and what follows: as in screened.resolve
-    BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    UNIT: tl.constexpr,
-    EVEN: tl.constexpr,
+    UNIT: tl.constexpr,  # this and what follows: as in screened.resolve
     IN_BULK: tl.constexpr,
 ):
     if UNIT < 16:
@@ -95,18 +94,15 @@ def filter_leaders_kernel(
             logits_ptr + row.to(tl.int64) * stride, largest_ptr, row, part, tl.num_programs(0),
             stride, SHARE,
         )  # fmt: skip
-        # The tile is as high as that of the candidates, for the same instruction.
-        i = tl.arange(0, AT_ONCE)
-        token = _repeated(token, AT_ONCE)
-        exists = (_repeated(exists.to(tl.int32), AT_ONCE) != 0) & (i < OF_PART)
         if IN_BULK:
             ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
-        y = exact_logits(
+        y, slack = close_logits(
             hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, exists, V, D,
-            BLOCKS, STEP, EVEN, False,
+            gamma,
         )  # fmt: skip
-        y = tl.where(exists & (y == y), y, float("-inf"))
-        tl.store(leaders_ptr + row * LEADERS + part * OF_PART + i, y, mask=i < OF_PART)
+        lower = y - slack
+        lower = tl.where(exists & (lower == lower), lower, float("-inf"))
+        tl.store(leaders_ptr + row * LEADERS + part * OF_PART + tl.arange(0, OF_PART), lower)
 
 
 @triton.jit
@@ -142,13 +138,6 @@ def _leaders(logits_ptr, largest_ptr, row, part, B, stride, SHARE: tl.constexpr)
     order = ordered(tl.load(ptrs, mask=exists[:, None], other=float("-inf")))
     member = tl.max((order & -GROUP) | member, axis=1) & (GROUP - 1)
     return tl.where(exists, token_of_member(0, group, member), 0), exists
-
-
-@triton.jit
-def _repeated(x, TIMES_LENGTH: tl.constexpr):
-    """Repeat x [N] to [TIMES_LENGTH], a multiple of N."""
-    N: tl.constexpr = x.shape[0]
-    return tl.broadcast_to(x[None, :], (TIMES_LENGTH // N, N)).reshape(TIMES_LENGTH)
 
 
 @triton.jit(do_not_specialize=["top_k", "leaders"])
@@ -336,6 +325,7 @@ def filter_resolve_kernel(
     UNIT: tl.constexpr,
     EVEN: tl.constexpr,
     IN_BULK: tl.constexpr,
+    BY_WARPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,  # a multiple of 128
     BLOCK_D: tl.constexpr,
@@ -357,7 +347,7 @@ def filter_resolve_kernel(
             ask_for_rows(weight_ptr + token.to(tl.int64) * D, exists, D)
         y = exact_logits(
             hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
-            BLOCKS, STEP, EVEN, False,
+            BLOCKS, STEP, EVEN, BY_WARPS,
         )  # fmt: skip
         tl.store(logits_ptr + b.to(tl.int64) * stride + token, y, mask=exists)
         # Without a sign, so that the maximum of the bits is a NaN where there is one.

@@ -19,6 +19,7 @@ from fsbench.kernels.launch.operands import matrix_operand, per_row, processing,
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.launch.workspace import workspace
+from fsbench.kernels.screened.bounds import accumulation_error
 from fsbench.kernels.screened.filter_kernels import (
     LEADERS,
     LISTERS,
@@ -54,7 +55,8 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
     lists = torch.empty(B, config.row_room, **integers)
     processed = processing(request)
     nvidia = device.type == "cuda" and torch.version.hip is None
-    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
+    modern = capability >= (9, 0)
     common: dict[str, Any] = {
         "hidden_ptr": hidden,
         "soft_cap": request.soft_cap,
@@ -83,14 +85,15 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "list_ptr": lists,
         "LIST": config.row_room,
     }
+    even = D % ROTATION.value == 0
+    by_warps = resolving.by_warps and capability == (9, 0) and by_tma and even
+    weight_args: dict[str, Any] = {"weight_ptr": weight, "IN_BULK": modern and by_tma}
     exact_args: dict[str, Any] = {
-        "weight_ptr": weight,
-        "AT_ONCE": resolving.at_once,
-        # With fewer, Triton 3.6 had another instruction for leaders than for candidates.
+        "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
         "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         "STEP": resolving.step,
-        "EVEN": D % ROTATION.value == 0,
-        "IN_BULK": modern and by_tma,
+        "EVEN": even,
+        "BY_WARPS": by_warps,
     }
     with launching_on(device):
         counters = workspace(COUNTERS, device).arrivals
@@ -135,11 +138,11 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             listed_ptr=listed,
             LIST=config.row_room,
             SHARE=share_of_groups(stride),
+            gamma=accumulation_error(D),
             **common,
             **k_args,
-            **exact_args,
-            num_warps=resolving.num_warps,
-            num_stages=resolving.num_stages,
+            **weight_args,
+            num_warps=4,
         )
         launch_kernel(
             filter_candidates_kernel,
@@ -164,6 +167,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             **common,
             **mask_args,
             **list_args,
+            **weight_args,
             **exact_args,
             found_ptr=out.found,
             POWER_B=triton.next_power_of_2(B),

@@ -87,14 +87,10 @@ def _bound_of_leader(request, lists, sizes, gamma, uppers, to_tokens, b, entries
     g, T = noise_of_tokens(
         request, b, token, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW
     )
-    y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
-    # gamma for the fused kernels' sum, which may have any order; this one errs by half as much.
-    slack = size * (2.0 * gamma + ROUNDING) + T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK
-    if soft_cap is not None:
-        slack += soft_cap * CAP_SLACK
-    y, bias = with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V)
-    if bias_ptr is not None or row_bias_ptr is not None:
-        slack += tl.abs(bias) * BIAS_SLACK
+    y, slack = close_logits(
+        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D, gamma
+    )
+    slack += T * ROUGH_SLACK
     lower = y + g - slack
     # Comparisons leave out NaN, and an infinity decides nothing here.
     lower = tl.where(exists & (tl.abs(lower) < float("inf")), lower, float("-inf"))
@@ -124,13 +120,33 @@ def _first_of_largest(uppers, entries):
 
 
 @triton.jit
+def close_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, exists, V, D,
+                 gamma):  # fmt: skip
+    """Return (y, slack): the logits of tokens [R] of row b before the mask are within slack of y.
+
+    The logits are those of the fused kernels. Sums here have another order, without dependent
+    instructions. exists: which of the tokens exist; the others are 0.
+    """
+    y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
+    # gamma for the fused kernels' sum, which may have any order; this one errs by half as much.
+    slack = size * (2.0 * gamma + ROUNDING) + 2 * ABSOLUTE_SLACK
+    if soft_cap is not None:
+        slack += soft_cap * CAP_SLACK
+    y, bias = with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V)
+    if bias_ptr is not None or row_bias_ptr is not None:
+        slack += tl.abs(bias) * BIAS_SLACK
+    return y, slack
+
+
+@triton.jit
 def _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D):
-    """Return (hidden[b] . weight[token], the sum of the products' magnitudes), fp32 [WORD] each."""
+    """Return (hidden[b] . weight[token], the sum of the products' magnitudes), fp32 [R] each."""
+    R: tl.constexpr = token.shape[0]
     row = weight_ptr + token.to(tl.int64)[:, None] * D
     column = tl.arange(0, ADDED_AT_ONCE)[None, :]
     h_row = hidden_ptr + b.to(tl.int64) * D + column
-    y = tl.zeros((WORD, ADDED_AT_ONCE), tl.float32)
-    size = tl.zeros((WORD, ADDED_AT_ONCE), tl.float32)
+    y = tl.zeros((R, ADDED_AT_ONCE), tl.float32)
+    size = tl.zeros((R, ADDED_AT_ONCE), tl.float32)
     for d in tl.range(0, D, ADDED_AT_ONCE, loop_unroll_factor=4):
         inside = d + column < D
         w = tl.load(row + d + column, mask=exists[:, None] & inside, other=0.0).to(tl.float32)

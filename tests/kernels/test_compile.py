@@ -174,21 +174,9 @@ def test_launches_compile_for_gpus_without_tuned_tiles(architecture):
 
 
 @pytest.mark.full
-def test_leaders_and_candidates_are_computed_by_one_instruction():
-    """Filters from the screen compare logits of one kernel with those of the other."""
-    results = compiled_of("^filter_(leaders|resolve)$", "^filters from")
-    assert len(results) >= 4
-    for compiled in results:
-        opcodes = {line.split()[0] for line in compiled.instructions if "MMA" in line}
-        assert opcodes and all(opcode.startswith("HGMMA.64x") for opcode in opcodes), (
-            compiled.launches
-        )
-
-
-@pytest.mark.full
 def test_single_logits_are_loaded_ahead_and_not_one_number_at_a_time():
     """Triton 3.8 and later forget an alignment in tl.where, and then load 16 bits at a time."""
-    kernels = {"resolve", "filter_resolve", "filter_leaders"}
+    kernels = {"resolve", "filter_resolve"}
     results = compiled_of(f"^({'|'.join(kernels)})$", "^(screened B=16|filters from.*)$")
     assert {compiled.kernel for compiled in results} == kernels
     for compiled in (each for each in results if not UNTUNED.search(" ".join(each.launches))):
