@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -60,9 +61,14 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
 def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
     """Return the tile shapes for filters from the screen, which only the portable screen has."""
     screen, resolve = default_configs(B, D, device)
-    return screen if isinstance(screen, ScreenConfig) else portable_config(B, D, device), resolve
+    if not isinstance(screen, ScreenConfig):
+        screen = portable_config(B, D, device)
+    return screen, replace(resolve, by_warps=B <= FEW_FILTERED_ROWS)
 
 
+FEW_FILTERED_ROWS = 4
+"""Most rows with filters whose candidates are computed by warps, which is slower for many: 47 in
+place of 42 us at 4 rows and 123 in place of 91 at 16 (D = 8192, H200), but 23 for 34 at one row."""
 FILTERED_ROWS = 32
 """Most rows with filters from the screen: at 64 rows the weight is faster."""
 FILTERED_K = 64

@@ -30,6 +30,7 @@ class Operands(NamedTuple):
         grid: (blocks of rows times programs_v,).
         tiles: compile-time constants of the kernel.
         handed: fp32 numbers in the workspace for partial sums (fused.hopper.split).
+        absent: Rows of the last block that hidden lacks, if TMA loads blocks of more than 64 rows.
     """
 
     load: Callable[[Tensor, Tensor], tuple[Any, Any]]
@@ -37,6 +38,7 @@ class Operands(NamedTuple):
     grid: tuple[int]
     tiles: dict[str, Any]
     handed: int = 0
+    absent: int = 0
 
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
@@ -44,6 +46,7 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     use_tma = tma_possible(hidden, weight)
     blocks_b = config.blocks(hidden.shape[0])
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
+    large = use_tma and config.block_b > 64
 
     def load(hidden: Tensor, weight: Tensor) -> tuple[Any, Any]:
         return (
@@ -65,6 +68,7 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
         },
+        absent=blocks_b * config.block_b - hidden.shape[0] if large else 0,
     )
 
 

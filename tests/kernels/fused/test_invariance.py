@@ -61,6 +61,30 @@ def test_log_probabilities_of_a_temperature_that_counts_as_zero_are_those_of_one
 
 
 @interpreted
+@pytest.mark.parametrize(("noise", "rows"), [("token", 128), ("group", 70)])
+def test_hidden_gets_the_absent_rows_of_a_large_block_with_token_noise(monkeypatch, noise, rows):
+    load, loaded = launching.load_operands, []
+
+    def load_operands(*args):
+        operands = load(*args)
+
+        def count_rows(hidden, weight):
+            loaded.append(len(hidden))
+            return operands.load(hidden, weight)
+
+        return operands._replace(load=count_rows)
+
+    monkeypatch.setattr(launching, "load_operands", load_operands)
+    hidden, weight = problem(70, 300, 32)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "noise": noise, **SCORES}
+    expected = flash_sample(**call, config=TILES)
+    sample = flash_sample(**call, config=replace(TILES, block_b=128))
+    assert torch.equal(sample.tokens, expected.tokens)
+    assert torch.allclose(sample.logprob, expected.logprob, atol=1e-5)
+    assert loaded == [70, rows]
+
+
+@interpreted
 def test_the_choice_of_tiles_knows_what_the_epilogue_does(monkeypatch):
     calls = []
 
