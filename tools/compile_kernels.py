@@ -54,7 +54,7 @@ TABLED = (
     r"|score B=64 everything"
     r"|truncated B=(64 (k = 50|k = 1000|p|min-p, p|kept)|256 .*)"
     r"|screened B=(16( D=1000)?|64)"
-    r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
+    r"|filters from the screen B=(4|16) D=4096|draft B=4|verify|pack a mask|noise map"
     r"|(akunu_\w+|pivot_search|gumbel_argmax|group_gumbel_parallel|weight_stream"
     r"|flash_sampling_(hopper|store|all_reduce)) B=16|flash_sampling_token B=64 matmul form"
     r"|flash_sampling_hopper B=256|flash_sampling_(gather|two_step|screened) B=64 2 ranks)$"

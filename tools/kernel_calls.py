@@ -213,7 +213,7 @@ def screened() -> Iterator[Call]:
         yield Call(f"screened B={B}", partial(_screened, B))
     yield Call("screened B=16 D=1000", partial(_screened, 16, D=1000))
     yield Call("screened B=64 everything", partial(_screened_everything, 64))
-    for B, D_ in ((8, 4096), (16, 4096), (8, 1000)):
+    for B, D_ in ((4, 4096), (16, 4096), (8, 1000)):
         yield Call(f"filters from the screen B={B} D={D_}", partial(_from_screen, B, D_))
     yield Call(
         "filters from the screen B=8 everything",

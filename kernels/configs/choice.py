@@ -267,7 +267,7 @@ def config_for(
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     use_hopper = kernel == "hopper" or isinstance(config, HopperConfig)
-    if not use_hopper and not reason and noise != "token":  # token noise was not timed on it
+    if not use_hopper and not reason and noise != "token":
         use_hopper = _hopper_wins(B, D, V, device, element_bytes, epilogue)
     if isinstance(config, HopperConfig):
         _check_fits(config, B, element_bytes)
@@ -318,7 +318,7 @@ def explanation(
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
     elif noise == "token" and _hopper_wins(B, D, V, device, element_bytes):
-        rule = "the portable kernel: the hopper kernel was not timed with token noise"
+        rule = "the portable kernel: the hopper kernel is not chosen with token noise"
     elif name == "hopper" and blocks_are_split(B, D, V, device, element_bytes):
         rule = (
             f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as programs could read "

@@ -96,14 +96,14 @@ def worth_filtering(
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
 
 
-SCREENED_ROWS = 192
-"""Most rows for which the screen is chosen on an H200.
+SCREENED_ROWS = 128
+"""Most rows for which the screen is chosen on an H200, or for D above 6144 on any GPU.
 
-The alternative is the portable kernel with token noise, since a head draws with no other. The
-screen takes 0.78 of its time at 192 rows (D = 4096; 0.99 at D = 8192) and 1.03 to 1.05 at 256."""
-SCREENED_ROWS_H100, SCREENED_ROWS_H100_WIDE = 256, 128
-"""The same on an H100, for D up to 6144 and for larger D: 0.96 of its time at 256 rows (D = 4096)
-and 0.72 at 128 rows (D = 8192); more rows were not timed."""
+The alternative is the weight's kernel with token noise, since a head draws with no other. At 129 to
+192 rows it takes as long as the screen on an H200, within 2 %; on an H100 such heads were timed up
+to 128 rows, where the screen takes 0.72 of its time."""
+SCREENED_ROWS_H100 = 256
+"""The same for D up to 6144 on an H100: 0.96 of its time at 256 rows."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 
@@ -112,9 +112,8 @@ def worth_screening(B: int, V: int, D: int, device: torch.device) -> tuple[bool,
     """Return whether the screen was measured to be faster than the weight, and the reason."""
     if not is_hopper(device):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = SCREENED_ROWS
-    if choice.portable_rows(device) > ROWS:
-        most = SCREENED_ROWS_H100_WIDE if D > 6144 else SCREENED_ROWS_H100
+    h100 = choice.portable_rows(device) > ROWS
+    most = SCREENED_ROWS_H100 if h100 and D <= 6144 else SCREENED_ROWS
     heads = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, heads = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"

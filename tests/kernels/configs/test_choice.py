@@ -218,7 +218,7 @@ def test_an_h200_has_the_portable_kernel_for_sums_and_stored_logits_above_192_ro
 EXPLAINED = [
     # 115 of 132 multiprocessors would be idle in the second round
     (1, {"V": 149 * 128}, "it splits blocks of 128 tokens, as programs could read 121 MB more in"),
-    (1, {"V": 149 * 128, "noise": "token"}, "the hopper kernel was not timed with token noise"),
+    (1, {"V": 149 * 128, "noise": "token"}, "the hopper kernel is not chosen with token noise"),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on"),
     (

@@ -48,8 +48,8 @@ def screened_draws(monkeypatch) -> list[int]:
 @pytest.mark.parametrize(
     ("gpu", "shape", "chosen", "reason"),
     [
-        (H200, (192, 151_936, 4096), True, "B = 192 is at most 192, for D = 4096"),
-        (H200, (193, 128_256, 8192), False, "B = 193 is above 192, for D = 8192"),
+        (H200, (128, 151_936, 4096), True, "B = 128 is at most 128, for D = 4096"),
+        (H200, (129, 128_256, 8192), False, "B = 129 is above 128, for D = 8192"),
         (H100, (256, 151_936, 4096), True, "B = 256 is at most 256, for D = 4096"),
         (H100, (129, 128_256, 8192), False, "B = 129 is above 128, for D = 8192"),
         (H200, (8, 49_155, 3072), True, "B = 8 is at most 8, for heads below 400 MB"),
