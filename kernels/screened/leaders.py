@@ -128,10 +128,10 @@ def close_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, to
     instructions. exists: which of the tokens exist; the others are 0.
     """
     y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
-    # gamma for the fused kernels' sum, of which only the number of additions is known. Here each
-    # product is in `own` roundings at most, however tl.sum adds up ADDED_AT_ONCE numbers.
-    own = tl.cdiv(D, ADDED_AT_ONCE) + ADDED_AT_ONCE
-    slack = size * (gamma + own * 2.0**-24 + ROUNDING) + 2 * ABSOLUTE_SLACK
+    # The fused kernels' sum may have any order (gamma). A product here is rounded at most this often,
+    # in whatever order tl.sum adds up ADDED_AT_ONCE numbers.
+    roundings = tl.cdiv(D, ADDED_AT_ONCE) + ADDED_AT_ONCE
+    slack = size * (gamma + roundings * 2.0**-24 + ROUNDING) + 2 * ABSOLUTE_SLACK
     if soft_cap is not None:
         slack += soft_cap * CAP_SLACK
     y, bias = with_options(y, soft_cap, bias_ptr, row_bias_ptr, b, token, V)
