@@ -98,10 +98,19 @@ def hopper_is_faster(
 def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
     of_gpu = TILES_FOR.get(portable_rows(device))
-    for rows in of_gpu.portable.get(epilogue._replace(processed=False), ()) if of_gpu else ():
-        if rows.first <= B <= rows.last and rows.least_d <= D:
-            return rows
-    return None
+    return _range_of(
+        of_gpu.portable.get(epilogue._replace(processed=False), ()) if of_gpu else (), B, D
+    )
+
+
+def _hopper_with_token_noise(B: int, D: int, device: torch.device) -> Rows | None:
+    """Return the rows at which token noise makes the Hopper kernel the faster one, or None."""
+    of_gpu = TILES_FOR.get(portable_rows(device))
+    return _range_of(of_gpu.token if of_gpu else (), B, D)
+
+
+def _range_of(ranges: tuple[Rows, ...], B: int, D: int) -> Rows | None:
+    return next((x for x in ranges if x.first <= B <= x.last and x.least_d <= D), None)
 
 
 def idle_bytes(D: int, V: int, device: torch.device) -> int:
@@ -267,8 +276,12 @@ def config_for(
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     use_hopper = kernel == "hopper" or isinstance(config, HopperConfig)
-    if not use_hopper and not reason and noise != "token":
-        use_hopper = _hopper_wins(B, D, V, device, element_bytes, epilogue)
+    if not use_hopper and not reason:
+        if noise == "token":
+            plain = epilogue == DRAW and element_bytes > 1
+            use_hopper = plain and _hopper_with_token_noise(B, D, device) is not None
+        else:
+            use_hopper = _hopper_wins(B, D, V, device, element_bytes, epilogue)
     if isinstance(config, HopperConfig):
         _check_fits(config, B, element_bytes)
     if kernel == "portable" or reason or not use_hopper:
@@ -317,8 +330,11 @@ def explanation(
         rule = f"the {name} kernel, as requested"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
+    elif noise == "token" and (rows := _hopper_with_token_noise(B, D, device)) and name == "hopper":
+        first, last = rows.first, rows.last
+        rule = f"the hopper kernel: B = {B} is between {first} and {last}, with token noise"
     elif noise == "token" and _hopper_wins(B, D, V, device, element_bytes):
-        rule = "the portable kernel: the hopper kernel is not chosen with token noise"
+        rule = "the portable kernel: the hopper kernel is not chosen here with token noise"
     elif name == "hopper" and blocks_are_split(B, D, V, device, element_bytes):
         rule = (
             f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as programs could read "

@@ -48,12 +48,14 @@ class TilesOfGpu(NamedTuple):
     """The tile shapes and kernels that are faster on a GPU because of the work of an epilogue.
 
     record: the times. tiles: tile shapes of the Hopper kernel. portable: rows at which the portable
-    kernel is faster than Hopper's.
+    kernel is faster than Hopper's. token: rows at which it is the slower one with token noise, in
+    calls that only draw.
     """
 
     record: str
     tiles: dict[Epilogue, tuple[TilesFor, ...]]
     portable: dict[Epilogue, tuple[Rows, ...]]
+    token: tuple[Rows, ...] = ()
 
 
 _TWO = HopperConfig(2, 128, 64, 7, False)
@@ -97,7 +99,9 @@ TILES_FOR_H200 = TilesOfGpu(
         Epilogue(stored=True): (Rows(193, 208), Rows(209, 224, 4096)),
         Epilogue(sums=True, stored=True): (Rows(193, 224),),
     },
+    (Rows(33, 63, 6145), Rows(129, 192, 6145), Rows(257, 320, 6145)),
 )
-"""An H200, for D = 2560, 4096 and 8192; with sums alone, 200 of the rows from 193 to 224."""
+"""An H200, for D = 2560, 4096 and 8192; with sums alone, 200 of the rows from 193 to 224.
+The times with token noise are in results/h200/token-noise-20261128, for D = 4096 and 8192."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""

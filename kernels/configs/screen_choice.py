@@ -104,18 +104,30 @@ The alternative is the weight's kernel with token noise, since a head draws with
 to 128 rows, where the screen takes 0.72 of its time."""
 SCREENED_ROWS_H100 = 256
 """The same for D up to 6144 on an H100: 0.96 of its time at 256 rows."""
+SCREENED_AGAIN = range(257, 321)
+"""Rows for which it is chosen on an H200, too: 0.79 to 0.94 of the time of the faster kernel, since
+the screen computes 384 rows for them, the portable kernel 512."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads with fewer bytes take the screen up to FEW_ROWS rows: its fixed cost is large for them."""
 
 
-def worth_screening(B: int, V: int, D: int, device: torch.device) -> tuple[bool, str]:
-    """Return whether the screen was measured to be faster than the weight, and the reason."""
+def worth_screening(
+    B: int, V: int, D: int, device: torch.device, all_greedy: bool = False
+) -> tuple[bool, str]:
+    """Return whether the screen was measured to be faster than the weight, and the reason.
+
+    Args:
+        all_greedy: Whether no row needs noise, so that the weight's kernel is as fast as with group
+            noise.
+    """
     if not is_hopper(device):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
     h100 = choice.portable_rows(device) > ROWS
-    most = SCREENED_ROWS_H100 if h100 and D <= 6144 else SCREENED_ROWS
+    most = SCREENED_ROWS_H100 if h100 and D <= 6144 and not all_greedy else SCREENED_ROWS
     heads = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, heads = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
+    elif not h100 and not all_greedy and B in SCREENED_AGAIN:
+        return True, f"B = {B} is between {SCREENED_AGAIN[0]} and {SCREENED_AGAIN[-1]}, for {heads}"
     chosen = most >= B
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {most}, for {heads}"

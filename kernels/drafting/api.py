@@ -15,9 +15,8 @@ from fsbench.kernels.checks.values import MAX_V
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.launch.operands import greedy
 from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
-from fsbench.kernels.launch.request import Filters, Request, checked_request, raw_logits
+from fsbench.kernels.launch.request import Filters, Request, checked_request, greedy, raw_logits
 from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead

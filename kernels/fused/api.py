@@ -38,6 +38,7 @@ from fsbench.kernels.launch.request import (
     Request,
     check_request,
     checked_request,
+    greedy,
     unchecked_request,
 )
 from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
@@ -190,7 +191,7 @@ def flash_sample(
     plain = request.num_samples == 1 and not any(extras)
     if head is not None and plain and kernel == "auto":
         num_tokens = request.vocab_size if shard is None else shard.num_tokens
-        chosen, _ = head.choice(request.hidden, num_tokens)
+        chosen, _ = head.choice(request.hidden, num_tokens, all_greedy=greedy(request))
         if chosen is not None:
             head.draw(request, out)
             return out

@@ -26,14 +26,13 @@ from fsbench.kernels.fused.portable import (
 from fsbench.kernels.launch.launch_cache import Launch, cached, launch_kernel, launch_key
 from fsbench.kernels.launch.operands import (
     Processing,
-    greedy,
     load_operands,
     per_row,
     processing,
     scale_per_row,
 )
 from fsbench.kernels.launch.ranks import launch_ranks
-from fsbench.kernels.launch.request import SAMPLES_AT_ONCE, Request, changes_logits
+from fsbench.kernels.launch.request import SAMPLES_AT_ONCE, Request, changes_logits, greedy
 from fsbench.kernels.launch.result import Sample
 from fsbench.kernels.launch.workspace import workspace
 
@@ -99,10 +98,12 @@ class FusedLaunch:
         self.ranks = out.top_tokens is not None or (out.rank is not None and not self.scores)
         stride = stride_for(self.V) if self.ranks else stride
         self.needs_masses = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
+        if request.noise == "token" and self.samples > 1 and kernel == "auto" and config is None:
+            kernel = "portable"  # the Hopper kernel was timed for one sample
         config = choose(
             hidden,
             weight,
-            request.noise,
+            "none" if greedy(request) and not self.scores else request.noise,
             kernel,
             config,
             Epilogue(changes_logits(request), self.needs_masses, stride > 0),

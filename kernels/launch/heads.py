@@ -29,11 +29,16 @@ class PreparedHead:
         raise NotImplementedError
 
     def choice(
-        self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
+        self,
+        hidden: Tensor,
+        vocab_size: int,
+        top_k: int | Tensor | None = None,
+        all_greedy: bool = False,
     ) -> tuple[str | None, str]:
         """Return (the kernel as `describe` names it, or None for the fused kernel; the reason).
 
         top_k: k of a call of truncated_sample; None for a call of flash_sample.
+        all_greedy: Whether no row needs noise.
         """
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on, multiprocessors
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.launch.request import SMALLEST, Request
+from fsbench.kernels.launch.request import Request
 
 WORDS_AT_ONCE = 128
 """Words of a packed mask that a program writes."""
@@ -145,12 +145,6 @@ def per_row(request: Request) -> dict[str, bool]:
 def scale_per_row(request: Request) -> bool:
     """Return whether each token has a scale."""
     return request.scale is not None and request.scale.ndim == 1
-
-
-def greedy(request: Request) -> bool:
-    """Return whether all rows are greedy, so that no noise is needed."""
-    temperature = request.temperature
-    return not isinstance(temperature, Tensor) and temperature < SMALLEST
 
 
 @triton.jit

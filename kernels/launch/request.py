@@ -79,6 +79,12 @@ class Filters(NamedTuple):
         return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
 
 
+def greedy(request: Request) -> bool:
+    """Return whether all rows are greedy, so that no noise is needed."""
+    temperature = request.temperature
+    return not isinstance(temperature, Tensor) and temperature < SMALLEST
+
+
 def changes_logits(request: Request) -> bool:
     """Return whether the request has a bias or a mask, which take a kernel more registers."""
     return request.bias is not None or request.mask is not None

@@ -27,12 +27,16 @@ class ScreenedHead(HeadCopy, PreparedHead):
         check_copy(self)
 
     def choice(
-        self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
+        self,
+        hidden: Tensor,
+        vocab_size: int,
+        top_k: int | Tensor | None = None,
+        all_greedy: bool = False,
     ) -> tuple[str | None, str]:
         """Return the kernel and the reason, as PreparedHead.choice does, from what was measured."""
         B, D = hidden.shape
         if top_k is None:
-            chosen, reason = worth_screening(B, vocab_size, D, hidden.device)
+            chosen, reason = worth_screening(B, vocab_size, D, hidden.device, all_greedy)
             config: object = default_configs(B, D, hidden.device)[0]
         else:
             runs = runs_kernels(hidden.device, hidden.dtype)

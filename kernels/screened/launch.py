@@ -23,13 +23,12 @@ from fsbench.kernels.configs.screen_choice import portable_config
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.launch.launch_cache import Launch, cached, launch_key
 from fsbench.kernels.launch.operands import (
-    greedy,
     matrix_operand,
     per_row,
     processing,
     vocab_programs,
 )
-from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.request import Request, greedy
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened import hopper

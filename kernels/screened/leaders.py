@@ -128,8 +128,8 @@ def close_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, to
     instructions. exists: which of the tokens exist; the others are 0.
     """
     y, size = _sum_of_products(hidden_ptr, weight_ptr, b, token, exists, D)
-    # The fused kernels' sum may have any order (gamma). A product here is rounded at most this often,
-    # in whatever order tl.sum adds up ADDED_AT_ONCE numbers.
+    # The fused kernels' sum may have any order (gamma). Here a product is rounded at most this
+    # often, in whatever order tl.sum adds up ADDED_AT_ONCE numbers.
     roundings = tl.cdiv(D, ADDED_AT_ONCE) + ADDED_AT_ONCE
     slack = size * (gamma + roundings * 2.0**-24 + ROUNDING) + 2 * ABSOLUTE_SLACK
     if soft_cap is not None:

@@ -215,10 +215,39 @@ def test_an_h200_has_the_portable_kernel_for_sums_and_stored_logits_above_192_ro
     assert isinstance(_choice.config_for(*facts), TileConfig) == portable
 
 
+@pytest.mark.parametrize(
+    ("B", "D", "epilogue", "hopper"),
+    [
+        (33, 8192, DRAW, True),
+        (64, 8192, DRAW, False),
+        (160, 8192, DRAW, True),
+        (160, 8192, SUMS, False),
+        (160, 4096, DRAW, False),
+        (193, 8192, DRAW, False),
+        (257, 8192, DRAW, True),
+    ],
+)
+def test_an_h200_has_the_hopper_kernel_for_token_noise_where_it_is_faster(
+    gpu, B, D, epilogue, hopper
+):
+    facts = (B, D, 128_256, gpu(H200), 2, True, "token", "auto", None, epilogue)
+    assert isinstance(_choice.config_for(*facts), HopperConfig) == hopper
+
+
+def test_the_kernel_for_token_noise_is_explained(gpu):
+    facts = {"by_tma": True, "noise": "token", "kernel": "auto", "config": None}
+    text = _choice.explanation(160, 8192, 128_256, gpu(H200), **facts)
+    assert text.startswith("the hopper kernel: B = 160 is between 129 and 192, with token noise; ")
+
+
 EXPLAINED = [
     # 115 of 132 multiprocessors would be idle in the second round
     (1, {"V": 149 * 128}, "it splits blocks of 128 tokens, as programs could read 121 MB more in"),
-    (1, {"V": 149 * 128, "noise": "token"}, "the hopper kernel is not chosen with token noise"),
+    (
+        1,
+        {"V": 149 * 128, "noise": "token"},
+        "the hopper kernel is not chosen here with",
+    ),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on"),
     (

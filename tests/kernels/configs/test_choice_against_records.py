@@ -24,6 +24,9 @@ GPUS = {"h200": H200, "h100": H100}
 """Folder of results -> GPU."""
 PORTABLE, HOPPER, SCREENED = "flash_sampling", "flash_sampling_hopper", "flash_sampling_screened"
 TOKEN = "flash_sampling_token"
+TOKEN_WAYS = ("token_portable", "token_hopper")
+UNFILLED = "results/h200/token-noise-unfilled"
+"""Times of token noise before hidden had all rows of a block."""
 FILTERED, FILTERED_SCREENED = "flash_sampling_topk_topp", "flash_sampling_topk_topp_screened"
 OF_OTHER_CODE = {"filtered_logprob": "h100/tile-shapes-20261127/filters_"}
 """Call -> the start of folders with times of code that has changed: before sums of teams."""
@@ -52,6 +55,8 @@ def records(gpu: str) -> dict[Cell, Times]:
     cells: dict[Cell, Times] = defaultdict(dict)
     for path in sorted((ROOT / "results" / gpu).rglob("results.csv")):
         folder = path.parent.relative_to(ROOT).as_posix()
+        if folder.startswith(UNFILLED):
+            continue
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if (row["status"], row["tp"], row["graph"]) == ("ok", "1", "True"):
@@ -114,6 +119,26 @@ def test_the_screen_is_chosen_where_it_is_faster_than_the_weight_with_the_same_n
 
     compared, wrong = compare(folder, {SCREENED, TOKEN}, choose)
     assert compared >= 8
+    assert not wrong
+
+
+def test_the_fastest_way_to_token_noise_is_chosen(monkeypatch):
+    """For a weight one of the two kernels, for a head also the screen."""
+    device = imitate_gpu(monkeypatch, GPUS["h200"])
+    compared, wrong = 0, []
+    for cell, times in records("h200").items():
+        if not {*TOKEN_WAYS, SCREENED} <= times.keys():
+            continue
+        shape = (cell.B, cell.D, cell.V)
+        tiles = choice.config_for(*shape, device, 2, True, "token", "auto", None)
+        of_weight = TOKEN_WAYS[isinstance(tiles, HopperConfig)]
+        screened, _ = screen_choice.worth_screening(cell.B, cell.V, cell.D, device)
+        of_head = SCREENED if screened else of_weight
+        for chosen, ways in ((of_weight, TOKEN_WAYS), (of_head, (*TOKEN_WAYS, SCREENED))):
+            compared += 1
+            if times[chosen][0] > WITHIN * min(times[way][0] for way in ways):
+                wrong.append((cell, chosen))
+    assert compared >= 72
     assert not wrong
 
 

@@ -85,6 +85,21 @@ def test_hidden_gets_the_absent_rows_of_a_large_block_with_token_noise(monkeypat
 
 
 @interpreted
+def test_greedy_calls_with_token_noise_have_the_tiles_of_calls_without(monkeypatch):
+    noises = []
+
+    def choose(hidden, weight, noise, *others):
+        noises.append(noise)
+        return TILES
+
+    monkeypatch.setattr(launching, "choose", choose)
+    hidden, weight = problem(3, 210, 32)
+    for temperature in (1.0, 0.0, torch.zeros(3)):
+        flash_sample(hidden, weight, seed=SEED, noise="token", temperature=temperature)
+    assert noises == ["token", "none", "token"]
+
+
+@interpreted
 def test_the_choice_of_tiles_knows_what_the_epilogue_does(monkeypatch):
     calls = []
 

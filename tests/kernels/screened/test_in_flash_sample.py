@@ -51,13 +51,16 @@ def screened_draws(monkeypatch) -> list[int]:
         (H200, (128, 151_936, 4096), True, "B = 128 is at most 128, for D = 4096"),
         (H200, (129, 128_256, 8192), False, "B = 129 is above 128, for D = 8192"),
         (H100, (256, 151_936, 4096), True, "B = 256 is at most 256, for D = 4096"),
+        (H200, (300, 151_936, 4096), True, "B = 300 is between 257 and 320, for D = 4096"),
+        (H200, (300, 151_936, 4096, True), False, "B = 300 is above 128, for D = 4096"),
+        (H100, (256, 151_936, 4096, True), False, "B = 256 is above 128, for D = 4096"),
         (H100, (129, 128_256, 8192), False, "B = 129 is above 128, for D = 8192"),
         (H200, (8, 49_155, 3072), True, "B = 8 is at most 8, for heads below 400 MB"),
         (H100, (9, 49_155, 3072), False, "B = 9 is above 8, for heads below 400 MB"),
     ],
 )
 def test_the_choice_has_a_reason(monkeypatch, gpu, shape, chosen, reason):
-    is_worth, why = worth_screening(*shape, imitate_gpu(monkeypatch, gpu))
+    is_worth, why = worth_screening(*shape[:3], imitate_gpu(monkeypatch, gpu), *shape[3:])
     assert is_worth == chosen and reason in why
 
 
