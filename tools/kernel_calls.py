@@ -110,6 +110,7 @@ def fused() -> Iterator[Call]:
     # Mixed blocks; three warpgroups and tiles of 256 tokens; those in paired blocks.
     for B, D_ in ((144, D), (160, D), (192, 8192), (320, D)):
         yield Call(f"hopper B={B} D={D_}", partial(_hopper, B, D_))
+    yield Call("hopper B=192 D=8192 token noise", partial(_hopper, 192, 8192, noise="token"))
     yield Call("portable B=16 everything", partial(_option, 16, "everything", "portable"))
     yield Call("pointers B=64", partial(_flash, 64, torch.bfloat16, 4100))
     yield Call("float16 B=64", partial(_flash, 64, torch.float16, D))
@@ -139,8 +140,8 @@ def _flash(B: int, dtype: torch.dtype, D: int) -> None:
     kernels.flash_sample(*matrices(B, dtype, D), **step())
 
 
-def _hopper(B: int, D: int) -> None:
-    kernels.flash_sample(*matrices(B, D=D), **step(), kernel="hopper")
+def _hopper(B: int, D: int, noise: str = "group") -> None:
+    kernels.flash_sample(*matrices(B, D=D), **step(), noise=noise, kernel="hopper")
 
 
 def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:

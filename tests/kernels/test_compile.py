@@ -48,11 +48,17 @@ SMALL = {"top_tokens", "rank", "sampling_look", "sampling_cutoff", "sampling_rac
 SMALL |= {"sampling_narrow", "sampling_redraw", "akunu_exact", "akunu_faithful", "pivot_search"}
 """Kernels without a matrix product that keep the candidates of a row in registers."""
 WIDE = {
-    "3.6.0": {"hopper B=160 D=4096": 112, "hopper B=192 D=8192": 16, "hopper B=320 D=4096": 8},
+    "3.6.0": {
+        "hopper B=160 D=4096": 112,
+        "hopper B=192 D=8192": 16,
+        "hopper B=192 D=8192 token noise": 56,
+        "hopper B=320 D=4096": 8,
+    },
     "3.9.0": {
         "flash_sampling_gather B=64 2 ranks": 8,
         "hopper B=160 D=4096": 176,
         "hopper B=192 D=8192": 456,
+        "hopper B=192 D=8192 token noise": 608,
         "hopper B=256 logprob": 136,
         "hopper B=320 D=4096": 464,
     },
