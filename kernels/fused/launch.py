@@ -30,6 +30,7 @@ from fsbench.kernels.launch.operands import (
     per_row,
     processing,
     scale_per_row,
+    with_absent_rows,
 )
 from fsbench.kernels.launch.ranks import launch_ranks
 from fsbench.kernels.launch.request import SAMPLES_AT_ONCE, Request, changes_logits, greedy
@@ -121,9 +122,6 @@ class FusedLaunch:
             if request.scale is not None and config.ctas_per_sm > 1 and PTX.value:
                 operands.tiles["maxnreg"] = config.most_registers()
         self.operands = operands
-        # Boxes that reach far beyond hidden take TMA long: with token noise, a block of 256 rows
-        # takes 872 us with 129 rows, and 510 with 127 rows of zeros (D = 4096, H200).
-        self.fills_blocks = request.noise == "token" and operands.absent > 0
         logits = processing(request)
         fixed = {
             "stride": stride,
@@ -183,9 +181,7 @@ class FusedLaunch:
                     stored = allocate(self.B, self.V, self.device, True)
                 optional = self._optional_arguments(request, out, stored)
             masses = optional.get("team_masses_ptr")
-            rows = request.hidden
-            if self.fills_blocks:
-                rows = torch.nn.functional.pad(rows, (0, 0, 0, operands.absent))
+            rows = with_absent_rows(request.hidden, request.noise, operands)
             hidden, weight = operands.load(rows, request.weight)
             for first_sample in self.first_samples:
                 n = min(SAMPLES_AT_ONCE, self.samples - first_sample)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fsbench.kernels.configs.choice import default_config
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.device.mainloop import program_share, tile_logits
-from fsbench.kernels.launch.operands import load_operands
+from fsbench.kernels.launch.operands import load_operands, with_absent_rows
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 
@@ -62,7 +62,8 @@ def build_matmul_form(problem: Problem, weight: Tensor, noise: str = "group") ->
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         operands = load_operands(hidden, weight, V, config)
         largest = torch.empty(operands.programs_v, B, dtype=torch.float32, device=hidden.device)
-        loaded_hidden, loaded_weight = operands.load(hidden, weight)
+        rows = with_absent_rows(hidden, noise, operands)
+        loaded_hidden, loaded_weight = operands.load(rows, weight)
         with launching_on(hidden.device):
             bind_and_launch(
                 _matmul_form_kernel,
