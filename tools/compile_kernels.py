@@ -50,9 +50,8 @@ ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
 """GPUs that the portable kernel is compiled for but has not been timed on."""
 TABLED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 (everything|top 20)"
-    r"|hopper B=(256 logprob|160 D=4096|192 D=8192( token noise)?|320 D=4096)"
-    r"|portable B=16 int8|hopper B=64 fp8"
-    r"|score B=64 everything"
+    r"|hopper B=(256 logprob|160 D=4096|192 D=8192( token noise)?|320 D=4096|64 fp8)"
+    r"|portable B=16 int8|score B=64 everything"
     r"|truncated B=(64 (k = 50|k = 1000|p|min-p, p|kept)|256 .*)"
     r"|screened B=(16( D=1000)?|64)"
     r"|filters from the screen B=(4|16) D=4096|draft B=4|verify|pack a mask|noise map"
