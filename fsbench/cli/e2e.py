@@ -69,6 +69,15 @@ def e2e(
     ] = "plain",
     tp: Annotated[str, option("--tp", integers(), "GPUs of a model, comma list (vllm).")] = "1",
     runs: Annotated[int, option("--runs", whole(), "Recorded runs of each sampler.")] = 5,
+    attempts: Annotated[
+        int,
+        option(
+            "--attempts",
+            whole(),
+            "Most times that the runs of a batch size are made on a GPU, while the percent saved "
+            "differs between them by a standard deviation of more than 2. The last ones count.",
+        ),
+    ] = 3,
     profiles: Annotated[
         int, option("--profiles", whole(), "Profiles of each sampler, for the GPU's own time.")
     ] = 10,
@@ -133,6 +142,7 @@ def e2e(
         samplers=tuple(samplers),
         tp=tuple(int_list(tp, "--tp")),
         runs=runs,
+        attempts=attempts if on_gpu else 1,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         dtype=_DTYPES[dtype],

@@ -10,7 +10,11 @@ from typing import Any, Protocol
 
 from fsbench.e2e.models import PLAIN, Decoder
 from fsbench.e2e.records import Case, Decoded, Drafting, Profile, StepStore
+from fsbench.e2e.summary import saved
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
+
+NOISY = 2.0
+"""Standard deviation of the percent saved, above which the runs of a batch size are made again."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class DecodePlan:
     Attributes:
         samplers: names, the baseline first.
         runs: recorded decodings of each sampler and batch size.
+        attempts: most times that all runs of a batch size are made, while the percent saved differs
+            between them by a standard deviation of more than NOISY. The last ones count.
         dtype: bfloat16, float16 or float32.
         requests: kinds of requests.
         profiles: number of profiles of each sampler and batch size.
@@ -32,6 +38,7 @@ class DecodePlan:
     samplers: tuple[str, ...]
     tp: tuple[int, ...] = (1,)
     runs: int = 5
+    attempts: int = 1
     prompt_tokens: int = 128
     output_tokens: int = 128
     dtype: str = "bfloat16"
@@ -91,9 +98,10 @@ def measure(
 
     For each model, kind of requests and batch size the samplers decode in turn, run after run. Each
     run begins with another sampler, so that drift (clocks, other processes) affects all samplers
-    equally. A sampler that cannot run here is recorded as unavailable. One that fails is recorded
-    with its error, and the others continue. Runs that the store has of all samplers are left out;
-    one that was stopped is repeated with all samplers, since they are compared within a run.
+    equally. Runs whose results differ too much are made again (plan.attempts). A sampler that
+    cannot run here is recorded as unavailable. One that fails is recorded with its error, and the
+    others continue. Runs that the store has of all samplers are left out; one that was stopped is
+    repeated with all samplers, since they are compared within a run.
 
     Raises:
         InvalidArgument: an unknown sampler. Errors of loading a model are raised, too.
@@ -165,9 +173,14 @@ def _measure_batch(
 ) -> None:
     first_case = next(iter(cases.values()))
     B, requests = first_case.b, first_case.requests
+    about = f"{first_case.model}, {requests}, B={B}"
+    names = list(cases)
+    tpot_us: dict[str, dict[int, float]] = {name: {} for name in names}
 
     def run(name: str, number: int) -> None:
-        store.append(cases[name], run=number, decoded=session.decode(name, B, requests))
+        decoded = session.decode(name, B, requests)
+        tpot_us[name][number] = decoded.tpot_us
+        store.append(cases[name], run=number, decoded=decoded)
 
     def profile(name: str, number: int) -> None:
         sample = session.profile(name, B, requests)
@@ -176,22 +189,36 @@ def _measure_batch(
         elif sample is not None:
             store.append(cases[name], run=number, profile=sample)
 
-    names = list(cases)
+    def carry_out(actions: list[tuple[str, Callable[[], None]]]) -> None:
+        for name, action in actions:
+            if cases[name] in store.statuses:
+                continue
+            try:
+                action()
+            except Exception as error:  # an engine's error may be of any class
+                status = "oom" if is_out_of_memory(error) else "error"
+                store.append(cases[name], status=status, reason=describe(error))
+                say(f"{name}, B={B}: {describe(error)}")
+
     runs, profiles = _missing(plan, cases, store)
-    actions: list[tuple[str, Callable[[], None]]] = [
-        (name, partial(session.prepare, name, B, requests)) for name in names
-    ]
-    actions += _in_turn(names, runs, run) + _in_turn(names, profiles, profile)
-    for name, action in actions:
-        if cases[name] in store.statuses:
-            continue
-        try:
-            action()
-        except Exception as error:  # an engine's error may be of any class
-            status = "oom" if is_out_of_memory(error) else "error"
-            store.append(cases[name], status=status, reason=describe(error))
-            say(f"{name}, B={B}: {describe(error)}")
-    say(f"{first_case.model}, {requests}, B={B}: measured")
+    carry_out([(name, partial(session.prepare, name, B, requests)) for name in names])
+    for left in reversed(range(plan.attempts)):
+        carry_out(_in_turn(names, runs, run))
+        noisy = _noisy(cases, tpot_us)
+        if len(runs) < plan.runs or not noisy or not left:
+            break
+        say(f"{about}: what {noisy} saves differs by more than {NOISY:g} points; measured again")
+    carry_out(_in_turn(names, profiles, profile))
+    say(f"{about}: measured")
+
+
+def _noisy(cases: dict[str, Case], tpot_us: dict[str, dict[int, float]]) -> str | None:
+    """Return a sampler whose percent saved differs too much between runs, or None."""
+    baseline = next((name for name, case in cases.items() if case.baseline), None)
+    for name, times in tpot_us.items():
+        if baseline and saved("", times, tpot_us[baseline]).get("_sd_pct", 0.0) > NOISY:
+            return name
+    return None
 
 
 def _in_turn(

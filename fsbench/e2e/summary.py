@@ -85,9 +85,9 @@ def _row(entry: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         shares = [100 * each["draw_us"] / each["us"] for each in entry["drafts"]]
         row["draft_draw_pct"] = median(shares)
     if baseline is not None and entry is not baseline and not is_reference(row):
-        row |= _saved("reduction", _times(runs, "tpot_us"), _times(baseline["runs"], "tpot_us"))
+        row |= saved("reduction", _times(runs, "tpot_us"), _times(baseline["runs"], "tpot_us"))
         if "itl_ms" in row:
-            row |= _saved("itl_reduction", itl_us, _median_steps(baseline))
+            row |= saved("itl_reduction", itl_us, _median_steps(baseline))
     if profile:
         row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
         if row["device"] == "cuda":
@@ -95,7 +95,7 @@ def _row(entry: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
             row |= {"profiles": len(profiles), "gpu_tpot_ms": profile["busy_us"] / 1e3}
             if baseline is not None and entry is not baseline:
                 busy = [_times(each, "busy_us") for each in (profiles, baseline["profiles"])]
-                row |= _saved("gpu_reduction", *busy)
+                row |= saved("gpu_reduction", *busy)
     return row | _bounds(row, baseline)
 
 
@@ -114,17 +114,20 @@ def _median_steps(entry: dict[str, Any]) -> dict[int, float]:
     return {number: step_quantiles([run], b, (0.5,))[0] for number, run in entry["runs"].items()}
 
 
-def _saved(name: str, us: dict[int, float], base_us: dict[int, float]) -> dict[str, float]:
-    """Return the percent of a time that is saved, run by run against the baseline's.
+def saved(name: str, us: dict[int, float], base_us: dict[int, float]) -> dict[str, float]:
+    """Return {name_pct, name_sd_pct}: the percent of a time that is saved, run by run.
 
     One pair of runs has no standard deviation.
+
+    Args:
+        us, base_us: times of a sampler and of the baseline by number of the run.
     """
     both = sorted(us.keys() & base_us.keys())
-    saved = [100 * (1 - us[number] / base_us[number]) for number in both]
-    if not saved:
+    percents = [100 * (1 - us[number] / base_us[number]) for number in both]
+    if not percents:
         return {}
-    spread = stdev(saved) if len(saved) > 1 else math.nan
-    return {f"{name}_pct": median(saved), f"{name}_sd_pct": spread}
+    spread = stdev(percents) if len(percents) > 1 else math.nan
+    return {f"{name}_pct": median(percents), f"{name}_sd_pct": spread}
 
 
 def median_profile(profiles: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
