@@ -202,10 +202,10 @@ def _measure_batch(
 
     runs, profiles = _missing(plan, cases, store)
     carry_out([(name, partial(session.prepare, name, B, requests)) for name in names])
-    for left in reversed(range(plan.attempts)):
+    for attempt in range(1, plan.attempts + 1):
         carry_out(_in_turn(names, runs, run))
         noisy = _noisy(cases, tpot_us)
-        if len(runs) < plan.runs or not noisy or not left:
+        if len(runs) < plan.runs or not noisy or attempt == plan.attempts:
             break
         say(f"{about}: what {noisy} saves differs by more than {NOISY:g} points; measured again")
     carry_out(_in_turn(names, profiles, profile))
