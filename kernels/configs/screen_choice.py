@@ -67,9 +67,9 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
 
 
 FEW_FILTERED_ROWS = 4
-"""Most rows with filters whose candidates are computed by warps, which is slower for many: at 16 rows
-23 in place of 18 us (D = 4096) and 123 in place of 91 (D = 8192), but 13 in place of 17 at 4 rows
-(D = 4096) and 23 in place of 34 at one row (D = 8192; H200, a trial of both in one call)."""
+"""Most rows with filters whose candidates are computed by warps, which is slower for many: at 16
+rows 23 in place of 18 us (D = 4096) and 123 in place of 91 (D = 8192), but 13 in place of 17 at 4
+rows (D = 4096) and 23 in place of 34 at one row (D = 8192; H200, a trial of both)."""
 FILTERED_ROWS = 32
 """Most rows with filters from the screen: at 64 rows the weight is faster."""
 FILTERED_K = 64
