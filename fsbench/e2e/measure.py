@@ -202,12 +202,14 @@ def _measure_batch(
 
     runs, profiles = _missing(plan, cases, store)
     carry_out([(name, partial(session.prepare, name, B, requests)) for name in names])
-    for attempt in range(1, plan.attempts + 1):
-        carry_out(_in_turn(names, runs, run))
+    carry_out(_in_turn(names, runs, run))
+    repeats = plan.attempts - 1 if len(runs) == plan.runs else 0  # others are of an earlier call
+    for _ in range(repeats):
         noisy = _noisy(cases, tpot_us)
-        if len(runs) < plan.runs or not noisy or attempt == plan.attempts:
+        if noisy is None:
             break
         say(f"{about}: what {noisy} saves differs by more than {NOISY:g} points; measured again")
+        carry_out(_in_turn(names, runs, run))
     carry_out(_in_turn(names, profiles, profile))
     say(f"{about}: measured")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs import hopper
-from fsbench.kernels.configs.epilogue import DRAW, TILES_FOR, Epilogue, Rows
+from fsbench.kernels.configs.epilogue import DRAW, TILES_FOR, UNTIMED, Epilogue, Rows, TilesOfGpu
 from fsbench.kernels.configs.gpu import is_hopper, multiprocessors, operations_per_byte
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS, MANY_ROWS, ONE_BYTE, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
@@ -97,16 +97,17 @@ def hopper_is_faster(
 
 def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
-    of_gpu = TILES_FOR.get(portable_rows(device))
-    return _range_of(
-        of_gpu.portable.get(epilogue._replace(processed=False), ()) if of_gpu else (), B, D
-    )
+    ranges = _tiles_of_gpu(device).portable.get(epilogue._replace(processed=False), ())
+    return _range_of(ranges, B, D)
 
 
 def _hopper_with_token_noise(B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which token noise makes the Hopper kernel the faster one, or None."""
-    of_gpu = TILES_FOR.get(portable_rows(device))
-    return _range_of(of_gpu.token if of_gpu else (), B, D)
+    return _range_of(_tiles_of_gpu(device).token, B, D)
+
+
+def _tiles_of_gpu(device: torch.device) -> TilesOfGpu:
+    return TILES_FOR.get(portable_rows(device), UNTIMED)
 
 
 def _range_of(ranges: tuple[Rows, ...], B: int, D: int) -> Rows | None:
@@ -151,7 +152,7 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
         return row._replace(config=row.config.narrowed()) if B <= 3 * ROWS else row
     config = _config_for(epilogue, B, D, device)
     if config:
-        return row._replace(config=config, record=TILES_FOR[portable_rows(device)].record)
+        return row._replace(config=config, record=_tiles_of_gpu(device).record)
     if hopper.BUCKETS[-1] >= B:
         return row
     programs = multiprocessors(device)
@@ -161,8 +162,7 @@ def hopper_row(B: int, D: int, V: int, device: torch.device, epilogue: Epilogue 
 
 def _config_for(epilogue: Epilogue, B: int, D: int, device: torch.device) -> HopperConfig | None:
     """Return the config that is faster than that of plain calls with this epilogue, or None."""
-    of_gpu = TILES_FOR.get(portable_rows(device))
-    for tiles in of_gpu.tiles.get(epilogue, ()) if of_gpu else ():
+    for tiles in _tiles_of_gpu(device).tiles.get(epilogue, ()):
         if tiles.first <= B <= tiles.last and tiles.max_d >= D:
             return tiles.config
     return None

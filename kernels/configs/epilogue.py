@@ -105,3 +105,5 @@ TILES_FOR_H200 = TilesOfGpu(
 The times with token noise are in results/h200/token-noise-20261128, for D = 4096 and 8192."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
+UNTIMED = TilesOfGpu("", {}, {})
+"""Any other GPU."""

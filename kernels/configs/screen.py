@@ -190,7 +190,7 @@ def space(B: int, shared_limit: int = _SHARED) -> list[ScreenConfig]:
 def hopper_space(B: int) -> list[HopperScreenConfig]:
     """Return the tuning space of the screen for Hopper: all stages that fit, and one less."""
     upper = bucket(B, BUCKETS)
-    rows = [(32, 1), (32, 2)] if upper <= 32 else [(64, 1), (64, 2), (upper, 1)]
+    rows = [(32, 1), (32, 2)] if upper <= 32 else [(64, 1), (upper, 1)]
     configs = []
     for (block_b, split), block_v, block_d in product(dict.fromkeys(rows), (128, 256), (128, 256)):
         most = _SHARED // ((block_v + 2 * block_b) * block_d)

@@ -5,6 +5,8 @@ about the bound of the screen, so tokens up to two bounds below the best score a
 logit of one token of each row, which the whole program adds up in whatever order is fast, is off by
 rounding alone. It leaves the tokens up to one bound below the best score. Their number grows
 exponentially with this distance, so few are left (docs/design/screened-head-proof.md).
+
+Filters from the screen bound the logits of their leaders in the same way (`close_logits`).
 """
 
 import triton

@@ -52,16 +52,16 @@ def measured(
     folder: Path, attempts: int, *times: tuple[float, ...]
 ) -> tuple[int, float, list[str]]:
     """Return (runs of the baseline that were made, percent saved, what was said)."""
-    said: list[str] = []
+    messages: list[str] = []
     plan = DecodePlan((decoder("tiny"),), (1,), ("own", "fast"), runs=3, attempts=attempts)
     store = StepStore(folder, {})
     engine = Scripted(*times)
-    assert measure(plan, engine, store, said.append) == 0 and not engine.times
+    assert measure(plan, engine, store, messages.append) == 0 and not engine.times
     lines = read(folder)
     made = sum("decoded" in line and line["case"]["sampler"] == "own" for line in lines)
     row = summary(lines).set_index("sampler").loc["fast"]
     assert row["runs"] == 3
-    return made, row["reduction_pct"], said
+    return made, row["reduction_pct"], messages
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def measured(
     ],
 )
 def test_noisy_runs_are_made_again_and_the_last_count(tmp_path, attempts, times, made):
-    runs, percent, said = measured(tmp_path / "run", attempts, *times)
+    runs, percent, messages = measured(tmp_path / "run", attempts, *times)
     assert runs == made and percent == pytest.approx(10.0)
-    again = [text for text in said if "what fast saves differs by more than 2 points" in text]
-    assert len(again) == len(times) - 1
+    reasons = [text for text in messages if "what fast saves differs by more than 2 points" in text]
+    assert len(reasons) == len(times) - 1
     frame = summary(read(tmp_path / "run")).set_index("sampler")
     assert (frame.reduction_sd_pct["fast"] > 2) == (times[-1] is NOISY)
 

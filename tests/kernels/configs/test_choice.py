@@ -246,7 +246,7 @@ EXPLAINED = [
     (
         1,
         {"V": 149 * 128, "noise": "token"},
-        "the hopper kernel is not chosen here with",
+        "the portable kernel: the hopper kernel is not chosen here with token noise; tile shapes",
     ),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on"),
