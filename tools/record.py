@@ -19,62 +19,30 @@ import gzip
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from fnmatch import fnmatch
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsbench.discover import discover, load
+from record_jobs import ROOT, Job, chosen, fill, read_jobs
+
 from fsbench.e2e.records import STEPS
 from fsbench.machine import hardware
 from fsbench.machine.environment import git_state
-from fsbench.problem import models
-from fsbench.provider import Kind
 from fsbench.records.disk import write_atomically
 from fsbench.records.iomodel import gpu_slug
 from fsbench.records.store import POINTS
 
-ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
 UNTIMED_PER_GPU = 8
 WORTH_S = 120  # enough for a run that can be continued, however long it takes
 GRACE_S = 30  # between the request to stop and the kill
-
-
-@dataclass(frozen=True)
-class Job:
-    """A table of record.toml, which describes the fields."""
-
-    name: str
-    command: str
-    seconds: float
-    out: str = "{name}-{date}"
-    gpus: int = 1
-    alone: bool = False
-    untimed: bool = False
-    needs: str = ""
-
-    @property
-    def resume_command(self) -> str:
-        """The start of the command, with its variables, if --resume continues it; else ''."""
-        start = re.match(r"([A-Z\d_]+=\S+ )*fsbench (run|e2e)(?= )", self.command)
-        return start[0] if start else ""
-
-    @property
-    def lacks_needs(self) -> bool:
-        """Whether the Python package or program that it needs is missing."""
-        return bool(self.needs and not (find_spec(self.needs) or shutil.which(self.needs)))
 
 
 class Started(NamedTuple):
@@ -84,66 +52,6 @@ class Started(NamedTuple):
     gpus: list[str]
     process: subprocess.Popen[bytes]
     began: float
-
-
-def fill(text: str, **words: Any) -> str:
-    """Replace {name} by its word; names without a word are kept."""
-    for name, word in words.items():
-        text = text.replace(f"{{{name}}}", str(word))
-    return " ".join(text.split())
-
-
-def read_jobs(path: Path, gpu: str) -> list[Job]:
-    """Return the jobs of a TOML file, one for every value of `each`.
-
-    Args:
-        gpu: slug of the GPU, which scales the expected seconds.
-    """
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    words = {**tables.pop("words", {}), "models": ",".join(models())}
-    slower = tables.pop("slower", {}).get(gpu, 1)
-    jobs = []
-    for name, table in tables.items():
-        words["cases"] = cases(table.pop("cases", ""))
-        values = table.pop("each", {"": ""})
-        values = samplers() if values == "samplers" else values
-        for key in values:
-            job = Job(f"{name}-{key}".replace(":", "-") if key else name, **table)
-            each = values[key] if isinstance(values, dict) else key
-            job_words = {"each": each, **words, "name": job.name, "key": key}
-            command, out = (fill(text, **job_words) for text in (job.command, job.out))
-            seconds = round(job.seconds * slower)
-            jobs.append(replace(job, command=command, out=out, seconds=seconds))
-    return jobs
-
-
-def cases(name: str) -> str:
-    """Return the options of `fsbench run` for all samplers of a file in tools/cases."""
-    if not name:
-        return ""
-    path = f"tools/cases/{name}.py"
-    entries = load(name, path, ROOT / path)
-    return " ".join([f"--provider-path {path}", *(f"--provider {each.name}" for each in entries)])
-
-
-def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
-    """Return the jobs that match a pattern; exit if a pattern matches none."""
-    for pattern in patterns:
-        if not any(fnmatch(job.name, pattern) for job in jobs):
-            raise SystemExit(f"record: --only: no job is {pattern!r}; --list names them")
-    return [job for job in jobs if any(fnmatch(job.name, pattern) for pattern in patterns)]
-
-
-def samplers() -> list[str]:
-    """Return the exact and greedy samplers of the GPU; those of the CPU are verified by CI."""
-    return [
-        name
-        for name, entry in discover().items()
-        if entry.provider is not None and entry.unavailable_reason("cuda") is None
-        if entry.provider.kind in (Kind.EXACT, Kind.GREEDY)
-        if entry.provider.capabilities.graph_safe
-        if name != "scaled_matmul"  # takes quantized heads only
-    ]
 
 
 def commit_here() -> str:
@@ -173,10 +81,18 @@ class Recorder:
 
     Args:
         read_only: start no job, and take no lock.
+        compiled: start `fsbench run` without processes that compile.
     """
 
-    def __init__(self, folder: Path, gpus: list[str], commit: str, read_only: bool = False):
-        self.folder, self.gpus, self.commit = folder, gpus, commit
+    def __init__(
+        self,
+        folder: Path,
+        gpus: list[str],
+        commit: str,
+        read_only: bool = False,
+        compiled: bool = False,
+    ):
+        self.folder, self.gpus, self.commit, self.compiled = folder, gpus, commit, compiled
         self.running: list[Started] = []
         if not read_only:
             self._lock()
@@ -278,7 +194,9 @@ class Recorder:
         if entry and job.resume_command and (out / "env.json").exists():
             return out, f"{job.resume_command} --resume {shlex.quote(str(out))}"
         degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
-        return out, fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
+        command = fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
+        without = self.compiled and job.resume_command.endswith("fsbench run")
+        return out, f"{command} --warmers 0" if without else command
 
     def unused(self, job: Job) -> str:
         """Return a path for a job's results: NAME-DATE, with the time too if that exists."""
@@ -333,6 +251,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands and exit")
     parser.add_argument("--gpu", help="with --list: the GPU, such as h100")
     parser.add_argument("--again", action="store_true", help="repeat jobs that other code measured")
+    parser.add_argument("--compiled", action="store_true", help="tools/compile_jobs.py has ended")
     parser.add_argument("--folder", type=Path, help="default: results/<gpu>")
     parser.add_argument("--jobs", type=Path, help="default: tools/record.toml")
     args = parser.parse_args(arguments)
@@ -353,7 +272,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.list:
         show(jobs, read_state(folder), commit)
         return
-    recorder = Recorder(folder, visible.split(","), commit, read_only)
+    recorder = Recorder(folder, visible.split(","), commit, read_only, args.compiled)
     if args.dry_run:
         for job in jobs:
             if "exit" not in recorder.state.get(job.name, {}):

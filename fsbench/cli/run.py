@@ -63,7 +63,7 @@ def run(
         else:
             server.start()  # imports torch while the arguments are checked
     device = _likely_device(machine.device, output.dry_run)
-    job, preset = _job(device, samplers, sizes, distribution, machine, options, output)
+    job, preset = job_of(device, samplers, sizes, distribution, machine, options, output)
     if output.dry_run:
         from fsbench.cli.run_output import print_plan
 
@@ -80,7 +80,7 @@ def run(
     ) as progress:
         progress.announce(job, preset)
         if (actual := device_to_use(machine.device)) != device:  # torch and NVML disagree
-            job, preset = _job(actual, samplers, sizes, distribution, machine, options, output)
+            job, preset = job_of(actual, samplers, sizes, distribution, machine, options, output)
         if job.device == "cuda":
             require_gpus(job.indices)
         if options.energy is not None:
@@ -112,7 +112,7 @@ def _likely_device(name: str, planned: bool) -> str:
     return name
 
 
-def _job(
+def job_of(
     device: str,
     samplers: Samplers,
     sizes: Shapes,

@@ -177,10 +177,18 @@ def _measure_batch(
     names = list(cases)
     tpot_us: dict[str, dict[int, float]] = {name: {} for name in names}
 
-    def run(name: str, number: int) -> None:
+    again: list[tuple[Case, int, Decoded]] = []
+
+    def decode(name: str, number: int) -> Decoded:
         decoded = session.decode(name, B, requests)
         tpot_us[name][number] = decoded.tpot_us
-        store.append(cases[name], run=number, decoded=decoded)
+        return decoded
+
+    def run(name: str, number: int) -> None:
+        store.append(cases[name], run=number, decoded=decode(name, number))
+
+    def run_again(name: str, number: int) -> None:
+        again.append((cases[name], number, decode(name, number)))
 
     def profile(name: str, number: int) -> None:
         sample = session.profile(name, B, requests)
@@ -209,7 +217,10 @@ def _measure_batch(
         if noisy is None:
             break
         say(f"{about}: what {noisy} saves differs by more than {NOISY:g} points; measured again")
-        carry_out(_in_turn(names, runs, run))
+        again.clear()
+        carry_out(_in_turn(names, runs, run_again))
+        for case, number, decoded in again:  # now, so that a call that is killed mixes no attempts
+            store.append(case, run=number, decoded=decoded)
     carry_out(_in_turn(names, profiles, profile))
     say(f"{about}: measured")
 

@@ -11,7 +11,9 @@ import sys
 
 import pytest
 import record
+import record_jobs
 import typer
+from record_jobs import Job, fill, read_jobs
 from tiny_run import TINY
 from tree import ROOT
 
@@ -110,7 +112,7 @@ def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
     ],
 )
 def test_what_continues_a_job_keeps_its_variables(command, kept):
-    assert record.Job("job", command, 1).resume_command == kept
+    assert Job("job", command, 1).resume_command == kept
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_a_job_begins_only_if_its_time_fits(call):
 
 
 def test_gpus_are_shared_by_untimed_jobs_alone(tmp_path):
-    timed, untimed = record.Job("t", "", 1), record.Job("u", "", 1, untimed=True)
-    alone = record.Job("a", "", 1, alone=True)
+    timed, untimed = Job("t", "", 1), Job("u", "", 1, untimed=True)
+    alone = Job("a", "", 1, alone=True)
     recorder = record.Recorder(tmp_path, ["0", "1"], "")
 
     def free(*running):
@@ -194,20 +196,20 @@ def test_a_job_runs_on_the_cores_of_its_gpu(tmp_path, monkeypatch):
     recorder = record.Recorder(tmp_path, ["0"], "1111111")
     monkeypatch.setattr(recorder, "cores", lambda gpus: {min(all_cores)})
     report = "grep Cpus_allowed_list /proc/self/status > {out}"
-    recorder.run([record.Job("where", report, 1, out="cores.txt")], 1)
+    recorder.run([Job("where", report, 1, out="cores.txt")], 1)
     assert (tmp_path / "cores.txt").read_text().split() == [
         "Cpus_allowed_list:",
         str(min(all_cores)),
     ]
     assert os.sched_getaffinity(0) == all_cores
     monkeypatch.delattr(os, "sched_setaffinity")  # as outside Linux
-    recorder.run([record.Job("again", report, 1, out="all.txt")], 1)
+    recorder.run([Job("again", report, 1, out="all.txt")], 1)
     assert (tmp_path / "all.txt").exists()
 
 
 def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):
     recorder = record.Recorder(tmp_path, ["0"], "")
-    recorder.start(record.Job("a", "sleep 600", 1), ["0"])
+    recorder.start(Job("a", "sleep 600", 1), ["0"])
     recorder.lock.close()  # as when the program is killed
     with pytest.raises(SystemExit, match="another call"):
         record.Recorder(tmp_path, ["0"], "")
@@ -246,15 +248,15 @@ CHECKED = Problem(300, 64, 500, "bf16")
 
 
 def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
-    monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
+    monkeypatch.setattr(record_jobs, "samplers", lambda: ["flash_sampling"])
     commands = typer.main.get_command(app).commands
     monkeypatch.chdir(ROOT)
     names = set(discover())
-    jobs = record.read_jobs(ROOT / "tools" / "record.toml", "h100")
+    jobs = read_jobs(ROOT / "tools" / "record.toml", "h100")
     assert len({job.name for job in jobs}) == len({job.out for job in jobs}) == len(jobs)
     for job in jobs:
         assert 0 < job.seconds <= 600
-        whole = record.fill(job.command, out="x", degrees="1,2")
+        whole = fill(job.command, out="x", degrees="1,2")
         assert not {"{", "}"} & set(whole), job
         if "fsbench" not in whole:
             program = whole.partition("python ")[2].removeprefix("-m pytest -q -m gpu ").split()[0]

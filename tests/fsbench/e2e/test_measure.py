@@ -82,6 +82,27 @@ def test_noisy_runs_are_made_again_and_the_last_count(tmp_path, attempts, times,
     assert (frame.reduction_sd_pct["fast"] > 2) == (times[-1] is NOISY)
 
 
+def test_a_call_that_is_killed_while_it_repeats_runs_leaves_those_of_one_attempt(
+    tmp_path, monkeypatch
+):
+    engine = Scripted(NOISY, CALM[:2])
+    decode = engine.decode
+
+    def killed(*arguments):
+        if not engine.times:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(engine, "decode", killed)
+    plan = DecodePlan((decoder("tiny"),), (1,), ("own", "fast"), runs=3, attempts=3)
+    store = StepStore(tmp_path / "run", {})
+    with pytest.raises(KeyboardInterrupt):
+        measure(plan, engine, store)
+    store.close()
+    kept = [line for line in read(tmp_path / "run") if line["case"]["sampler"] == "own"]
+    assert [line["decoded"]["tpot_us"] for line in kept] == [*NOISY]
+
+
 def test_without_its_baseline_a_sampler_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Scripted, "unavailable_reason", lambda self, name: "not here" if name == "own" else None
