@@ -13,7 +13,7 @@ from pages import computed, tables
 from pages.blocks import BLOCKS, source
 from pages.tables import check_claim, declared, records_of, rows_of
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
-from tree import H200, ROOT
+from tree import H200, ROOT, newest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -146,8 +146,12 @@ def test_a_claim_holds_and_its_opposite_does_not(
 
 
 def test_a_source_names_gpu_date_and_commit() -> None:
-    assert source("h200/paper-20261127").startswith("*NVIDIA H200, 2026-11-27, commit d39adfc. ")
-    assert "commits d39adfc, 0c0eba7" in source("h200/lean-20261127", "h200/score-liger-20261126")
+    paper = newest("paper")
+    env = json.loads((paper / "env.json").read_text())
+    date, commit = env["utc"][:10], env["git_sha"][:7]
+    assert source(f"h200/{paper.name}").startswith(f"*NVIDIA H200, {date}, commit {commit}. ")
+    both = source(f"h200/{paper.name}", "h200/score-liger-20261126")
+    assert f"commits {commit}, 0c0eba7" in both
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 
@@ -273,7 +277,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
 def test_the_readme_recommends() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^fsbench (recommend [^#\n]*)", readme, re.MULTILINE)
-    assert fsbench(*line.split(), "--results", H200 / "score-20261127")
+    assert fsbench(*line.split(), "--results", newest("score"))
 
 
 def test_every_sampler_is_in_the_fairness_table() -> None:
@@ -299,7 +303,7 @@ def test_records_name_the_machine_and_the_commit() -> None:
 
 def test_the_tables_of_speedups_follow_from_the_raw_samples() -> None:
     page = (ROOT / "docs" / "results" / "index.md").read_text(encoding="utf-8")
-    table = frame(read_records(H200 / "paper-20261127"))
+    table = frame(read_records(newest("paper")))
     assert (table["status"] == "ok").all()
     for configuration in configurations(table):
         (section,) = re.findall(r"## FlashSampling \(Hopper\)\s+([^#]*)", markdown(configuration))

@@ -6,7 +6,7 @@ import json
 
 from cells import cell
 from forked import failures, run_forked
-from tree import H200
+from tree import newest
 
 from fsbench.records.cell import Round
 from fsbench.records.store import Store
@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[set[str], str]] = {
     "iomodel": (LISTING, ""),
     "iomodel --json": (LISTING, "{"),
     "plot run --out plots": (READING, "wrote plots/"),
-    f"compare {H200 / 'paper-20261127'} --paper h200": (READING | {"matplotlib"}, "54 cells"),
+    f"compare {newest('paper')} --paper h200": (READING | {"matplotlib"}, "54 cells"),
     "iomodel --gpu none": (READING, ""),
 }
 """Command -> packages that it must not load, and a part of its output."""

@@ -12,6 +12,11 @@ FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbe
 """Package -> folder; the first two are links in fsbench/ to folders next to it."""
 
 
+def newest(name: str) -> Path:
+    """Return the newest folder of a record, such as `paper`, on an H200."""
+    return max(H200.glob(f"{name}-20*"))
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""

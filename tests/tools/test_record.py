@@ -71,7 +71,7 @@ def call(tmp_path, monkeypatch):
         )
         record.main(["--jobs", str(table), "--folder", str(tmp_path / "out"), *options])
         calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/out/", "")
-        calls = re.sub(r"-\d{8}(T\d{6})?$", "", calls, flags=re.MULTILINE).splitlines()
+        calls = re.sub(r"-\d{8}(T\d{6})?\b", "", calls).splitlines()
         (tmp_path / "calls").write_text("")
         return json.loads((tmp_path / "out" / "record.json").read_text()), calls
 
@@ -163,6 +163,11 @@ def test_a_job_begins_only_if_its_time_fits(call):
         call(JOBS, "--only", "a,x")
 
 
+def test_compiled_runs_start_no_compile_processes(call):
+    jobs = {"a": ("run ends", 1), "b": ("verify ends", 1)}
+    assert call(jobs, "--compiled")[1] == ["run ends a --warmers 0", "verify ends b"]
+
+
 def test_gpus_are_shared_by_untimed_jobs_alone(tmp_path):
     timed, untimed = Job("t", "", 1), Job("u", "", 1, untimed=True)
     alone = Job("a", "", 1, alone=True)
@@ -232,6 +237,7 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
     monkeypatch.delenv("FSBENCH_COMMIT")
     first = call({"a": ("run ends", 1)})[0]["a"]
     commit("docs.md")
+    commit("fsbench/records/peaks.toml")
     assert call({"a": ("run ends", 1)})[1] == []
     commit("kernels/b.py")
     with pytest.raises(SystemExit, match="a: measured with other code"):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from tree import ROOT
+from tree import ROOT, newest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -64,7 +64,7 @@ def test_records_of_earlier_versions_are_read():
 
 
 def test_pipeline_with_measured_times():
-    run = ROOT / "results" / "h200" / "lean-20261127"
+    run = newest("lean")
     rows = json.loads(
         fsbench(
             *("hotvocab", "pipeline", "--run", run, "--sampler", "mine:5:60:100"),
@@ -81,14 +81,14 @@ def test_pipeline_with_measured_times():
 
 
 def test_pipeline_takes_no_eager_time_beside_replays():
-    run = ROOT / "results" / "h200" / "lean-20261127"
+    run = newest("lean")
     rows = json.loads(fsbench("hotvocab", "pipeline", "--run", run, "--batch", 64, "--json"))
     names = {row["sampler"] for row in rows}
     assert "flash_sample" in names and "FlashSampling (authors)" not in names
 
 
 def test_pipeline_refuses_what_it_cannot_use():
-    run = ROOT / "results" / "h200" / "lean-20261127"
+    run = newest("lean")
     for arguments, message in [
         ([], "--sampler: expected at least one"),
         (["--run", run, "--batch", 3], "expected exact samplers"),

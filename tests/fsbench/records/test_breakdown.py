@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from cells import cell
-from tree import H200
+from tree import newest
 
 from fsbench.records import breakdown
 from fsbench.records.breakdown import Part, Split, kernel_rows, part_of, split
 from fsbench.records.cell import CellRecord, Round
 from fsbench.records.lines import read_lines
 
-POINTS = H200 / "paper-20261127" / "points.jsonl.gz"
+POINTS = newest("paper") / "points.jsonl.gz"
 
 CELL = cell(fused=False)
 

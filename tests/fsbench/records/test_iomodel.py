@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from tree import H200
+from tree import RESULTS
 
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
@@ -119,12 +119,13 @@ def test_every_gpu_is_found_by_its_slug():
         assert gpu.datasheet.tflops > 0
 
 
-def test_measured_roof_of_h200_is_the_highest_committed():
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_a_measured_roof_is_the_highest_committed(gpu):
     """A point of the results cannot lie above the measured roof."""
-    result = pd.concat(pd.read_csv(path) for path in H200.glob("*/results.csv"))
+    result = pd.concat(pd.read_csv(path) for path in (RESULTS / gpu).rglob("results.csv"))
     # For other distributions the chip needs less power, and a matmul is up to 5 % faster.
     result = result[result.logits.str.startswith("normal")]
     highest = result.groupby("provider")[["gb_per_s", "tflops"]].max()
-    measured = iomodel.gpu("h200").measured
+    measured = iomodel.gpu(gpu).measured
     assert measured.tb_per_s == round(highest.gb_per_s["weight_stream"] / 1e3, 2)
     assert measured.tflops == round(highest.tflops["matmul_only"])

@@ -7,7 +7,7 @@ import io
 import pandas as pd
 import pytest
 from cells import cell
-from tree import H200, RESULTS
+from tree import RESULTS, newest
 
 from fsbench.records.cell import CellRecord, Host, Loop, Round
 from fsbench.records.store import Store, read_records
@@ -113,10 +113,10 @@ def test_energy_first_call_and_parts():
     assert result["lacks"] == "greedy: RuntimeError: no"
 
 
-@pytest.mark.parametrize("name", ["lean-d8192-large-20261127", "truncated-20261127", "tp-20261128"])
+@pytest.mark.parametrize("name", ["lean-d8192-large", "truncated", "tp"])
 def test_committed_results_follow_from_their_samples(name):
     """Of all ages: without filters, without penalties, with them."""
-    _assert_derived(H200 / name)
+    _assert_derived(newest(name))
 
 
 @pytest.mark.full

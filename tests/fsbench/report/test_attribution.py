@@ -8,7 +8,7 @@ import re
 import pandas as pd
 import pytest
 from cells import only, results_row
-from tree import H200
+from tree import newest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
@@ -17,7 +17,7 @@ from fsbench.problem import Problem
 from fsbench.records import iomodel
 from fsbench.report.attribution import attribute, extend
 
-COMMITTED = [H200 / f"{name}-20261127" for name in ("paper", "lean", "lean-d8192")]
+COMMITTED = [newest(name) for name in ("paper", "lean", "lean-d8192")]
 D, V = 4096, 151936
 MEASURED = ("slow", "matmul_only", "weight_stream")
 
@@ -104,7 +104,7 @@ def measured(*arguments):
     return CliRunner().invoke(app, ["iomodel", *map(str, arguments)], catch_exceptions=False)
 
 
-def test_the_committed_results_are_predicted_within_ten_percent():
+def test_the_committed_results_are_predicted_but_for_the_exponential_race():
     options = [word for folder in COMMITTED for word in ("--measured", folder)]
     parts = json.loads(measured(*options, "--json").stdout)
     assert [each["configuration"] for each in parts] == ["h200_d4096_v151936", "h200_d8192_v128256"]
@@ -114,7 +114,9 @@ def test_the_committed_results_are_predicted_within_ten_percent():
         for fit in part["extended"]:
             is_cut = d == 8192 and fit["provider"] in of_lean  # a run that was stopped
             assert fit["held_out"] == ([2, 8, 32] if is_cut else [2, 8, 32, 128])
-            assert fit["worst"] < 0.09, fit
+            # It takes little more for 128 rows than for 64, but much more for 256.
+            is_predicted = fit["provider"] != "exponential_race"
+            assert fit["worst"] < (0.07 if is_predicted else 0.11), fit
         for pair in part["speedups"]:
             for each in pair["rows"]:
                 sum_of_parts = each["gaps"] + each["passes"] + each["matmul"]

@@ -10,13 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cells import results_row
-from tree import H200
+from tree import newest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.report.html import index_page, pages
 
-RESULTS = H200
 CHROMIUM = shutil.which("chromium")
 ENVIRONMENT = {"utc": "2026-01-02", "gpu": "NVIDIA H200", "git_sha": "0123456789", "driver": None}
 
@@ -99,12 +98,12 @@ def report(*arguments):
 
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
-    done = report(RESULTS / "paper-20261127", RESULTS / "lean-20261127", "--out", tmp_path / "a")
+    done = report(newest("lean"), newest("lean-d8192"), "--out", tmp_path / "a")
     assert done.stdout == f"wrote {tmp_path}/a/index.html\nwrote {tmp_path}/a/h200.html\n"
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Warnings (" not in text
     assert text.count("<img") == 3  # the winners, and one of each shape
-    report(RESULTS / "lean-d8192-large-20261127", "--out", tmp_path / "b")
+    report(newest("paper"), "--out", tmp_path / "b")
     assert "Warnings (" in (tmp_path / "b/h200.html").read_text()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cells import results_row
 from matplotlib.colors import to_hex
-from tree import H200, RESULTS, ROOT
+from tree import H200, RESULTS, ROOT, newest
 from typer.testing import CliRunner
 
 from fsbench.cli import app, result_frames
@@ -156,9 +156,9 @@ def run():
         yield call
 
 
-SOME = ("paper-20261127", "lean-20261127", "tp-20261128", "screened-d4096-20261128")
-READ = [word for name in SOME for word in ("--results", H200 / name)]
-READ_FILTERS = ["--results", H200 / "truncated-grid-20261128"]
+SOME = ("paper", "lean", "tp", "screened-d4096")
+READ = [word for name in SOME for word in ("--results", newest(name))]
+READ_FILTERS = ["--results", newest("truncated-grid")]
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_what_to_call(facts, options, python, vllm):
 
 
 def test_several_gpus_are_compared_with_the_fastest_sampler_that_stores_logits(facts):
-    times = pd.read_csv(H200 / "tp-20261128" / "results.csv").query("d == 4096 and tp == 4")
+    times = pd.read_csv(newest("tp") / "results.csv").query("d == 4096 and tp == 4")
     stored = times[~times.fused & (times.kind == "exact")].groupby("b").median_us.min()
     advice = facts("--tp", 4)["advice"]
     assert {each["instead_of"] for each in advice} == {"gumbel_argmax"}
@@ -335,7 +335,7 @@ def test_it_works_anywhere_and_fits_80_columns(run, tmp_path, monkeypatch):
 )
 def test_refusals(run, arguments, error, message):
     with pytest.raises(error, match=message):
-        run("--results", H200 / "paper-20261127", *arguments)
+        run("--results", newest("paper"), *arguments)
 
 
 def test_a_declared_deviation_is_printed(run, tmp_path):
