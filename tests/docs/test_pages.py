@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pages import computed, tables
-from pages.blocks import BLOCKS, source
-from pages.tables import check_claim, declared, records_of, rows_of
+from pages.blocks import BLOCKS, EVERYTHING, Shown, source
+from pages.tables import check_claim, declared, records_of, rows_of, shown_by
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
 from tree import H200, ROOT, newest
 from typer.testing import CliRunner
@@ -180,13 +180,38 @@ def runs_of(block: str, text: str) -> set[str]:
     return {each for each in records if (ROOT / "results" / each / "results.csv").exists()}
 
 
+def test_a_table_has_warnings_about_the_cells_that_it_shows() -> None:
+    cells = {
+        "d": [8, 8, 8, 16],
+        "v": [9] * 4,
+        "b": [1, 2, 1, 1],
+        "provider": ["ours", "ours", "ours_fast", "other"],
+    }
+    results = pd.DataFrame(cells)
+
+    def shown(rows: pd.DataFrame, text: str = "") -> list[int]:
+        return list(Shown.of(rows, text).rows_in(results).index)
+
+    wide = results.drop(columns="provider")
+    assert shown(wide, "{ours:.2f}") == [0, 1]
+    assert shown(wide, "{sustained_us_ours_fast:.0f} / {other}") == [2, 3]
+    assert shown(wide, "no sampler") == shown(wide.drop(columns="b")) == [0, 1, 2, 3]
+    assert shown(wide[:1]) == [0, 2] and shown(wide[:1], "{ours_fast}") == [2]
+    assert shown(results[:2]) == [0, 1]
+
+
 def test_below_numbers_of_a_run_are_the_warnings_of_its_report() -> None:
     """Clocks that differ, wide intervals: a reader must see them where the numbers are."""
     lacking, shown = [], 0
     for page in pages():
         for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            is_table = match[2] in declared()["table"]
+            cells = shown_by(match[2]) if is_table else EVERYTHING
             for run in runs_of(match[2], match[0]):
-                for warning in measurement_warnings(read_csv(ROOT / "results" / run)):
+                results = read_csv(ROOT / "results" / run)
+                if match[2].startswith("speedups"):
+                    results = results[results.d == int(match[2].split()[-1])]
+                for warning in measurement_warnings(cells.rows_in(results)):
                     shown += warning.doubt in match[0]
                     if warning.doubt not in match[0]:
                         lacking.append(f"{by_name(page)}, {match[2]}: {run}: {warning.doubt}")

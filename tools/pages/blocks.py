@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from fsbench.records.summary import read_csv
 from fsbench.report.measurement_warnings import measurement_warnings
@@ -16,6 +19,9 @@ RESULTS = ROOT / "results"
 
 SMALL = (4096, 151_936)
 """D and V of the smaller of the paper's LM heads."""
+
+POINT = {"d", "v", "b"}
+"""Columns of a problem of a run."""
 
 HOPPER, PORTABLE, MATMUL = "flash_sampling_hopper", "flash_sampling", "matmul_only"
 AUTHORS = "flashsampling_authors"
@@ -88,10 +94,45 @@ def measured_on(*records: str) -> str:
     return f"{', '.join(machines)}, {days}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
 
 
-def source(*records: str) -> str:
+class Shown(NamedTuple):
+    """What a table shows of its records.
+
+    points: the (D, V, B); None if the table does not tell them apart.
+    text: names of samplers, among other words; all samplers if it names none of a record.
+    """
+
+    points: frozenset[tuple[int, int, int]] | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, text: str = "") -> Shown:
+        """Return the points and samplers in the rows of a view, and the samplers in a text."""
+        if "provider" in rows:
+            text = " ".join([text, *rows.provider.astype(str).unique()])
+        if not set(rows) >= POINT:
+            return cls(None, text)
+        return cls(frozenset(zip(rows.d, rows.v, rows.b, strict=True)), text)
+
+    def rows_in(self, results: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of results.csv that the table shows."""
+        if self.points is not None:
+            points = zip(results.d, results.v, results.b, strict=True)
+            results = results[[point in self.points for point in points]]
+        named = [
+            name
+            for name in results.provider.unique()
+            if re.search(rf"(?:\b|_){re.escape(name)}\b", self.text)
+        ]
+        return results[results.provider.isin(named)] if named else results
+
+
+EVERYTHING = Shown()
+
+
+def source(*records: str, shown: Shown = EVERYTHING) -> str:
     """Return what is below a table: GPU, date and commit, links to its records, their warnings.
 
-    Several records with the same warning share a line.
+    Several records with the same warning share a line. Warnings are about what the table shows.
     """
     folders = (Path(record).parent for record in records)
     of_a_run = [(RESULTS / folder / "env.json").exists() for folder in folders]
@@ -103,7 +144,7 @@ def source(*records: str) -> str:
     line = f"*{measured_on(*records)}. Record: {', '.join(map(_link, named))}.*"
     of_records: dict[str, list[str]] = {}
     for record in named:
-        for doubt in doubts(record):
+        for doubt in doubts(record, shown):
             of_records.setdefault(doubt, []).append(_link(record))
     warned = [f"Warning, {', '.join(links)}: {doubt}." for doubt, links in of_records.items()]
     return f"{line}\n\n{bullets(*warned)}" if warned else line
@@ -113,12 +154,16 @@ def _link(record: str) -> str:
     return f"[{Path(record).name}](ROOT/results/{record})"
 
 
-@cache
-def doubts(record: str) -> list[str]:
+def doubts(record: str, shown: Shown) -> list[str]:
     """Return what the report doubts about a run, by its path below results/; else nothing."""
     if not (RESULTS / record / "results.csv").exists():
         return []
-    return [each.doubt for each in measurement_warnings(read_csv(RESULTS / record))]
+    return [each.doubt for each in measurement_warnings(shown.rows_in(_results(record)))]
+
+
+@cache
+def _results(record: str) -> pd.DataFrame:
+    return read_csv(RESULTS / record)
 
 
 def place(run: str) -> str:

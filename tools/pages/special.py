@@ -12,7 +12,7 @@ from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
 from fsbench.report.tables import configurations
 from fsbench.report.tables import markdown as speedups_in_words
-from pages.blocks import RESULTS, ROOT, block, listed, place, source, table
+from pages.blocks import RESULTS, ROOT, Shown, block, listed, place, source, table
 from pages.tables import view
 
 AUDIT = "cpu/audit-20261123"
@@ -31,7 +31,8 @@ def speedups(run: str, D: str) -> str:
     )
     section = speedups_in_words(configuration).split("## FlashSampling (Hopper)")[1]
     section = section.split("\n## ")[0]
-    return f"{section.strip()}\n\n{source(place(run))}"
+    shown = Shown.of(configuration.measured)
+    return f"{section.strip()}\n\n{source(place(run), shown=shown)}"
 
 
 @block

@@ -36,7 +36,7 @@ import pandas as pd
 
 from fsbench.records.sheet import filled, shown_names
 from pages import computed
-from pages.blocks import RESULTS, listed, source, span, table
+from pages.blocks import RESULTS, Shown, listed, source, span, table
 
 Spec = dict[str, Any]
 DECLARED = Path(__file__).with_name("tables.toml")
@@ -193,7 +193,21 @@ def made_table(name: str) -> str:
     text = table(heads, rows, left=spec.get("left", 1))
     if not spec.get("source", True):
         return text
-    return f"{text}\n\n{source(*records_of(spec['in']))}"
+    return f"{text}\n\n{source(*records_of(spec['in']), shown=shown_by(name))}"
+
+
+def shown_by(name: str) -> Shown:
+    """Return what a table shows of its records."""
+    spec = _spec("table", name)
+    is_computed = "python" in _spec("view", spec["in"])  # of samplers that only the code names
+    text = "" if is_computed else f"{spec} {_text_of(spec['in'])}"
+    return Shown.of(rows_of("table", name), text)
+
+
+def _text_of(name: str) -> str:
+    """Return the text of a view and of those that it joins."""
+    spec = _spec("view", name)
+    return " ".join([str(spec), *map(_text_of, spec.get("join", []))])
 
 
 def records_of(name: str) -> list[str]:
