@@ -145,6 +145,11 @@ def test_a_claim_holds_and_its_opposite_does_not(
         check_claim(name)
 
 
+def test_no_saved_time_is_shown_whose_standard_deviation_exceeds_two_points() -> None:
+    spreads = [float(each) for each in re.findall(r"± (\d+\.\d)", texts())]
+    assert len(spreads) > 100 and max(spreads) <= 2
+
+
 def test_a_source_names_gpu_date_and_commit() -> None:
     paper = newest("paper")
     env = json.loads((paper / "env.json").read_text())
