@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pages import computed, tables
+from pages import blocks, computed, tables
 from pages.blocks import BLOCKS, EVERYTHING, Shown, source
 from pages.tables import check_claim, declared, records_of, rows_of, shown_by
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
@@ -160,6 +160,25 @@ def test_a_source_names_gpu_date_and_commit() -> None:
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 
+def test_a_record_without_a_date_is_the_newest_that_has_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("h200/a-20260101/x", "h200/a-20260102/y", "h200/a-b-20260103/x", "h100/v/x"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(blocks, "RESULTS", tmp_path)
+    for name, path in {
+        "h200/a": "h200/a-20260102",
+        "a": "h200/a-20260102",
+        "h200/a/x": "h200/a-20260101/x",
+        "h200/a-20260101": "h200/a-20260101",
+        "a-b": "h200/a-b-20260103",
+        "h100/v/x": "h100/v/x",
+    }.items():
+        assert blocks.newest(name) == path
+    with pytest.raises(FileNotFoundError, match="no record results/h100/a"):
+        blocks.newest("h100/a")
+
+
 def test_records_are_of_commits_without_changes() -> None:
     changed = [
         path.relative_to(ROOT)
@@ -254,6 +273,7 @@ def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "table": {"t": entry, "u": {"like": "t", "where": "lacking > 1"}},
         "number": {"n": number, "m": later},
     }
+    monkeypatch.setattr(blocks, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "declared", lambda: specs)
     tables.view.cache_clear()

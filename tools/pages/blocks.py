@@ -166,6 +166,23 @@ def _results(record: str) -> pd.DataFrame:
     return read_csv(RESULTS / record)
 
 
-def place(run: str) -> str:
-    """Return the path of a record below results/: of the H200, unless it names another folder."""
-    return run if (RESULTS / run).exists() else f"h200/{run}"
+def newest(name: str) -> str:
+    """Return the path of a record below results/: h200/options/d4096 of its newest date.
+
+    Args:
+        name: a path below results/, with a date or without; without a folder, below h200/.
+
+    Raises:
+        FileNotFoundError: there is no such record.
+    """
+    if (RESULTS / name).exists():
+        return name
+    folder, _, below = name.partition("/")
+    if not below:
+        folder, below = "h200", name
+    record, *part = below.split("/")
+    dated = sorted(RESULTS.glob("/".join([folder, f"{record}-20*", *part])))
+    paths = [path for path in (RESULTS / folder / below, *dated) if path.exists()]
+    if not paths:
+        raise FileNotFoundError(f"no record results/{name}")
+    return str(paths[-1].relative_to(RESULTS))

@@ -12,27 +12,27 @@ from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
 from fsbench.report.tables import configurations
 from fsbench.report.tables import markdown as speedups_in_words
-from pages.blocks import RESULTS, ROOT, Shown, block, listed, place, source, table
+from pages.blocks import RESULTS, ROOT, Shown, block, listed, newest, source, table
 from pages.tables import view
 
-AUDIT = "cpu/audit-20261123"
+AUDIT = newest("cpu/audit")
 
 
 @block
 def _source(*runs: str) -> str:
-    return source(*map(place, runs))
+    return source(*map(newest, runs))
 
 
 @block
 def speedups(run: str, D: str) -> str:
     """Return the table of the Hopper kernel's speedups, as `fsbench run` writes it."""
     (configuration,) = (
-        each for each in configurations(read_csv(RESULTS / place(run))) if f"_d{D}_" in each.stem
+        each for each in configurations(read_csv(RESULTS / newest(run))) if f"_d{D}_" in each.stem
     )
     section = speedups_in_words(configuration).split("## FlashSampling (Hopper)")[1]
     section = section.split("\n## ")[0]
     shown = Shown.of(configuration.measured)
-    return f"{section.strip()}\n\n{source(place(run), shown=shown)}"
+    return f"{section.strip()}\n\n{source(newest(run), shown=shown)}"
 
 
 @block
@@ -72,8 +72,9 @@ def verdicts() -> str:
 
 
 @block
-def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
+def audit(name: str = "cpu/audit/audit.jsonl") -> str:
     """Return the findings of the audit of one kind of machine, and the samplers without any."""
+    record = newest(name)
     audits, _ = audited(read_verdicts([RESULTS / record]))
     clean = [each for each in audits if not each.findings]
     names = listed(f"`{each.sampler}`" for each in clean)

@@ -2,8 +2,8 @@
 
 A view is a table of records, one row for each cell of a benchmark:
 
-    files    paths below results/: a folder means its results.csv. "a-*" is the newest folder
-             that matches; "*.jsonl" are all of them
+    files    paths below results/: a folder means its results.csv, a name without a date the
+             newest record of this name; "*.jsonl" are all files that match
     python   the function of computed.py that returns the rows, called with the files
     set      new columns, by pandas expressions, before `where`; `let` after `join`
     last     columns: of rows that are equal in them the last one is kept
@@ -36,7 +36,7 @@ import pandas as pd
 
 from fsbench.records.sheet import filled, shown_names
 from pages import computed
-from pages.blocks import RESULTS, Shown, listed, source, span, table
+from pages.blocks import RESULTS, Shown, listed, newest, source, span, table
 
 Spec = dict[str, Any]
 DECLARED = Path(__file__).with_name("tables.toml")
@@ -93,12 +93,9 @@ def files_of(spec: Spec) -> list[str]:
 
 
 def _matching_paths(name: str) -> list[str]:
-    paths = sorted(RESULTS.glob(name))
-    if not paths:
-        raise FileNotFoundError(f"tables.toml: no record results/{name}")
     if not name.endswith("*.jsonl"):
-        paths = paths[-1:]
-    return [str(path.relative_to(RESULTS)) for path in paths]
+        return [newest(name)]
+    return [str(path.relative_to(RESULTS)) for path in sorted(RESULTS.glob(name))]
 
 
 def _read(name: str) -> pd.DataFrame:
