@@ -15,13 +15,13 @@ import argparse
 import os
 import shlex
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import typer
 from record_jobs import ROOT, chosen, fill, read_jobs
@@ -47,7 +47,8 @@ from fsbench.records.cell import Cell
 from fsbench.records.iomodel import gpu_slug
 
 GROUPS = (Samplers, Shapes, Distribution, Machine, RunOptions, Output)
-CELLS = 8  # of a task; neighboring batch sizes share kernels
+CELLS = 24
+"""Most cells of a task: a process takes seconds to start, and batch sizes share kernels."""
 
 Task = tuple[Job, list[Cell]]
 
@@ -88,23 +89,31 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
                 settings.add(setting)
                 gates.append((both, [cell]))
             elif (cell.provider, problem) not in problems:
-                same_head = (cell.provider, problem.D, problem.V, problem.dtype, problem.weights)
-                groups.setdefault(same_head, (first_only, []))[1].append(cell)
+                head = (problem.D, problem.V, problem.dtype, problem.weights)
+                key = (*job.provider_paths, head)
+                groups.setdefault(key, (first_only, []))[1].append(cell)
             problems.add((cell.provider, problem))
-    parts = [
-        (job, cells[start : start + CELLS])
-        for job, cells in groups.values()
-        for start in range(0, len(cells), CELLS)
-    ]
+    parts = []
+    for job, cells in groups.values():
+        cells.sort(key=lambda cell: cell.provider)
+        starts = range(0, len(cells), CELLS)
+        parts += [(job, cells[start : start + CELLS]) for start in starts]
     return gates + parts
 
 
-def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> list[str]:
-    """Do each task in a process of its own; return the cells that failed."""
+class Compiled(NamedTuple):
+    """Cells that failed, and the seconds of all processes by sampler."""
+
+    failed: list[str]
+    seconds: Counter[str]
+
+
+def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Compiled:
+    """Do each task in a process of its own."""
     context = server.start()
     left = deque(enumerate(waiting))
     running: dict[Connection, BaseProcess] = {}
-    failed = []
+    compiled = Compiled([], Counter())
     try:
         while left or running:
             while left and len(running) < processes:
@@ -119,17 +128,18 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
                 running[receiver] = process
             for receiver in cast(list[Connection], wait(list(running))):
                 try:
-                    task, name, problem, passed, _ = receiver.recv()
+                    task, name, problem, passed, seconds = receiver.recv()
                 except (EOFError, OSError):
                     compile_ahead.end(running.pop(receiver))
                     receiver.close()
                     continue
+                compiled.seconds[name] += seconds
                 if not passed:
-                    failed.append(f"{task} of {name}: {problem}")
+                    compiled.failed.append(f"{task} of {name}: {problem}")
     finally:
         for process in running.values():
             compile_ahead.end(process)
-    return failed
+    return compiled
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -146,9 +156,13 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = chosen(read_jobs(args.jobs.resolve(), gpu_slug(gpus[0].name)), args.only.split(","))
     to_do = tasks(filter(None, map(measured, jobs)))
     begin = time.monotonic()
-    failed = compile_tasks(to_do, range(len(gpus)), args.processes)
+    failed, spent = compile_tasks(to_do, range(len(gpus)), args.processes)
     print(*failed, sep="\n")
-    print(f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s, {len(failed)} cells failed")
+    print(*(f"{seconds:.0f} s: {name}" for name, seconds in spent.most_common(12)), sep="\n")
+    print(
+        f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s ({spent.total():.0f} s of all "
+        f"processes, without their start); {len(failed)} cells failed"
+    )
 
 
 if __name__ == "__main__":

@@ -97,5 +97,6 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
     )
     checked = compile_jobs.measured(job(f"{options} --check --provider greedy"), device="cpu")
     tasks = compile_jobs.tasks([measured, checked])
-    failed = compile_jobs.compile_tasks(tasks, [0], processes=2)
+    failed, seconds = compile_jobs.compile_tasks(tasks, [0], processes=2)
     assert failed and all(text.startswith("first of fails: ") for text in failed)
+    assert set(seconds) == {"greedy", "fails"} and seconds["greedy"] > 0
