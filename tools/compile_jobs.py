@@ -7,6 +7,12 @@ Without it each `fsbench run` compiles what it times, and its GPU waits for that
 is verified and called once for each LM head and set of filters, in as many processes as there are
 cores, which only fill the caches on disk. Left out are jobs that time several ranks, whose shards
 have other sizes, jobs with caches of their own, and samplers that autotune.
+
+    python tools/compile_jobs.py --gpu h200
+
+compiles the samplers' Triton and Gluon kernels for a GPU that is not here, with their forms
+(--breakdown), into Triton's cache. Another machine with the same build of Triton finds them there
+if the cache has the same path.
 """
 
 from __future__ import annotations
@@ -16,16 +22,20 @@ import os
 import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import torch
 import typer
 from record_jobs import ROOT, chosen, fill, read_jobs
 from record_jobs import Job as Recorded
+from torch import Tensor
 
 from fsbench.cli import app
 from fsbench.cli.run import job_of
@@ -38,11 +48,16 @@ from fsbench.cli.run_options import (
     Shapes,
 )
 from fsbench.cores import usable_cores
+from fsbench.discover import Found, discover
+from fsbench.inputs import TORCH_DTYPES, serving
+from fsbench.kernels.warming.offline import CHIPS, Chip, compiled
 from fsbench.machine import hardware
 from fsbench.measure import compile_ahead, server
 from fsbench.measure.gate import setting_of
-from fsbench.measure.plan import Job
-from fsbench.provider import Kind
+from fsbench.measure.plan import Job, Plan
+from fsbench.measure.preparation import form_builds
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch
 from fsbench.records.cell import Cell
 from fsbench.records.iomodel import gpu_slug
 
@@ -101,19 +116,19 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
     return gates + parts
 
 
-class Compiled(NamedTuple):
+class Tried(NamedTuple):
     """Cells that failed, and the seconds of all processes by sampler."""
 
     failed: list[str]
     seconds: Counter[str]
 
 
-def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Compiled:
+def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Tried:
     """Do each task in a process of its own."""
     context = server.start()
     left = deque(enumerate(waiting))
     running: dict[Connection, BaseProcess] = {}
-    compiled = Compiled([], Counter())
+    tried = Tried([], Counter())
     try:
         while left or running:
             while left and len(running) < processes:
@@ -133,13 +148,76 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
                     compile_ahead.end(running.pop(receiver))
                     receiver.close()
                     continue
-                compiled.seconds[name] += seconds
+                tried.seconds[name] += seconds
                 if not passed:
-                    compiled.failed.append(f"{task} of {name}: {problem}")
+                    tried.failed.append(f"{task} of {name}: {problem}")
     finally:
         for process in running.values():
             compile_ahead.end(process)
-    return compiled
+    return tried
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A sampler's launches on a problem, on tensors without memory.
+
+    paths: of the files that the sampler may be in. forms: launch its forms, too.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    problem: Problem
+    forms: bool
+
+    def __call__(self) -> None:
+        with suppress(Exception):  # kernels are compiled by their first launch, then
+            self.launch()
+
+    def launch(self) -> None:
+        """Build the sampler and its forms, and launch each once."""
+        problem, zeros = self.problem, partial(torch.zeros, device="cuda")
+        provider = _discovered(self.paths)[self.name].provider
+        assert provider is not None
+        served = serving(provider, problem.weights)
+        plan = Plan([problem], [], forms=self.forms)
+        builds: list[Callable[[Tensor], Launch]] = [partial(served.build, problem)]
+        for build in [*builds, *form_builds(plan, served, problem).values()]:
+            dtype = TORCH_DTYPES[problem.dtype]
+            counter = zeros(1, dtype=torch.int64)
+            launch = build(zeros(problem.V, problem.D, dtype=dtype))
+            launch(zeros(problem.B, problem.D, dtype=dtype), counter, counter)
+
+
+@cache
+def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
+    return discover(map(Path, paths))
+
+
+def launches(jobs: Iterable[Job]) -> list[Launched]:
+    """Return the launches of the samplers of these jobs that have kernels, each once."""
+    found: dict[tuple[object, ...], Launched] = {}
+    for job in jobs:
+        kernels = {
+            each.name
+            for each in job.plan.providers
+            if each.provider and "triton" in each.provider.requires
+        }
+        for cell in job.plan.cells("", job.timer, job.l2):
+            if cell.provider in kernels:
+                problem = replace(cell.problem, logits="normal:1")
+                one = Launched(cell.provider, tuple(job.provider_paths), problem, job.plan.forms)
+                found.setdefault((one.name, problem, one.forms), one)
+    return [*found.values()]
+
+
+def compile_for(chip: Chip, jobs: Iterable[Job], processes: int) -> None:
+    """Compile the launches of these jobs for a GPU that is not here."""
+    begin, cached = time.monotonic(), 0
+    for one in compiled(chip, launches(jobs), processes):
+        cached += one.cached
+        if one.number % 50 == 0 or one.number == one.total:
+            seconds = time.monotonic() - begin
+            print(f"{one.number} of {one.total} kernels, {cached} cached, {seconds:.0f} s")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -148,13 +226,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="*", help="names of jobs, comma list; * matches anything")
     parser.add_argument("--jobs", type=Path, default=Path(__file__).with_name("record.toml"))
     parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 2))
+    parser.add_argument("--gpu", choices=CHIPS, help="compile for this GPU, which is not here")
     args = parser.parse_args(arguments)
     gpus = hardware.gpus()
-    if not gpus:
-        raise SystemExit(f"compile_jobs: expected an NVIDIA GPU; {hardware.nvml_problem()}")
+    if not (gpus or args.gpu):
+        problem = hardware.nvml_problem()
+        raise SystemExit(f"compile_jobs: expected an NVIDIA GPU, or --gpu; {problem}")
     os.chdir(ROOT)
-    jobs = chosen(read_jobs(args.jobs.resolve(), gpu_slug(gpus[0].name)), args.only.split(","))
-    to_do = tasks(filter(None, map(measured, jobs)))
+    gpu = args.gpu or gpu_slug(gpus[0].name)
+    jobs = chosen(read_jobs(args.jobs.resolve(), gpu), args.only.split(","))
+    runs = [run for run in map(measured, jobs) if run]
+    if args.gpu:
+        compile_for(CHIPS[args.gpu], runs, args.processes)
+        return
+    to_do = tasks(runs)
     begin = time.monotonic()
     failed, spent = compile_tasks(to_do, range(len(gpus)), args.processes)
     print(*failed, sep="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+
 import measure_equal_tokens
 
 
