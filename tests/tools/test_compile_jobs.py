@@ -100,3 +100,37 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
     failed, seconds = compile_jobs.compile_tasks(tasks, [0], processes=2)
     assert failed and all(text.startswith("first of fails: ") for text in failed)
     assert set(seconds) == {"greedy", "fails"} and seconds["greedy"] > 0
+
+
+def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():
+    samplers = "flash_sampling --provider matmul_only --provider gumbel_argmax"
+    plain = one_sampler(samplers, "1,2", "--no-check")
+    again = one_sampler("flash_sampling", "2,4", "--logits normal:3")
+    broken_down = one_sampler("flash_sampling", "2", "--breakdown")
+    launches = compile_jobs.launches([plain, again, broken_down])
+    assert [(each.name, each.problem.B, each.forms) for each in launches] == [
+        ("flash_sampling", 1, False),
+        ("gumbel_argmax", 1, False),
+        ("flash_sampling", 2, False),
+        ("gumbel_argmax", 2, False),
+        ("flash_sampling", 4, False),
+        ("flash_sampling", 2, True),
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_kernels_and_forms_are_compiled_for_an_absent_gpu_once(tmp_path, monkeypatch, capsys):
+    """flash_sampling, and its greedy and matmul forms, each with its own constants."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)  # back from where the program goes
+    table = tmp_path / "jobs.toml"
+    table.write_text(
+        "[a]\nseconds = 60\ncommand = 'fsbench run --d 512 --v 8192 --batch 2 --breakdown "
+        "--provider flash_sampling --provider matmul_only --out {out}'\n"
+    )
+    arguments = ["--gpu", "a100", "--jobs", str(table), "--processes", "1"]
+    for cached in (0, 3):
+        compile_jobs.main(arguments)
+        assert f"3 of 3 kernels, {cached} cached" in capsys.readouterr().out
