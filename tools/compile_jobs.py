@@ -212,12 +212,12 @@ def launches(jobs: Iterable[Job]) -> list[Launched]:
 
 def compile_for(chip: Chip, jobs: Iterable[Job], processes: int) -> None:
     """Compile the launches of these jobs for a GPU that is not here."""
-    begin, cached = time.monotonic(), 0
+    begin, number, cached = time.monotonic(), 0, 0
     for one in compiled(chip, launches(jobs), processes):
-        cached += one.cached
-        if one.number % 50 == 0 or one.number == one.total:
-            seconds = time.monotonic() - begin
-            print(f"{one.number} of {one.total} kernels, {cached} cached, {seconds:.0f} s")
+        number, cached = one.number, cached + one.cached
+        if number % 50 == 0:
+            print(f"{number} of {one.total} kernels", flush=True)
+    print(f"{number} kernels, {cached} of them cached before, {time.monotonic() - begin:.0f} s")
 
 
 def main(arguments: list[str] | None = None) -> None:
