@@ -3,10 +3,10 @@
     python tools/compile_jobs.py --only 'paper,lean'
     python tools/record.py --only 'paper,lean' --compiled
 
-Without it each `fsbench run` compiles what it times, and its GPU waits for that. Here every sampler
-is verified and called once for each LM head and set of filters, in as many processes as there are
-cores, which only fill the caches on disk. Left out are jobs that time several ranks, whose shards
-have other sizes, jobs with caches of their own, and samplers that autotune.
+Otherwise each `fsbench run` compiles what it times while its GPU waits. This program verifies every
+sampler and calls it once for each LM head, batch size and set of filters, in as many processes as
+the machine has cores; the processes only fill the caches on disk. It leaves out jobs that time
+several ranks, whose shards have other sizes, jobs with separate caches, and samplers that autotune.
 
     python tools/compile_jobs.py --gpu h200
 
@@ -74,9 +74,9 @@ def measured(job: Recorded, device: str = "cuda") -> Job | None:
         return None
     arguments = shlex.split(fill(job.command.partition("fsbench run ")[2], out="out"))
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
-    given = command.make_context("run", arguments).params
+    values = command.make_context("run", arguments).params
     options: list[Any] = [
-        group(**{each.name: given[each.name] for each in fields(group)}) for group in GROUPS
+        group(**{each.name: values[each.name] for each in fields(group)}) for group in GROUPS
     ]
     return job_of(device, *options)[0]
 
@@ -95,7 +95,7 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
         first_only = replace(both, plan=replace(both.plan, check=False))
         tuned = {each.name for each in job.plan.providers if each.provider and each.provider.tunes}
         for cell in job.plan.cells("", job.timer, job.l2):
-            problem = replace(cell.problem, logits="normal:1")  # of zeros, whatever their law
+            problem = replace(cell.problem, logits="normal:1")  # the call is made with zeros
             setting = (cell.provider, setting_of(problem))
             is_verified = job.plan.check and cell.kind != str(Kind.LOWER_BOUND)
             if cell.provider in tuned:
@@ -124,15 +124,15 @@ class Tried(NamedTuple):
 
 
 def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Tried:
-    """Do each task in a process of its own."""
+    """Do each task in a new process."""
     context = server.start()
-    left = deque(enumerate(waiting))
+    remaining = deque(enumerate(waiting))
     running: dict[Connection, BaseProcess] = {}
     tried = Tried([], Counter())
     try:
-        while left or running:
-            while left and len(running) < processes:
-                number, (job, cells) = left.popleft()
+        while remaining or running:
+            while remaining and len(running) < processes:
+                number, (job, cells) = remaining.popleft()
                 receiver, sender = context.Pipe(duplex=False)
                 placed = replace(job, indices=[gpus[number % len(gpus)]])
                 process: BaseProcess = context.Process(

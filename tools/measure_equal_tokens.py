@@ -3,7 +3,7 @@
     python tools/measure_equal_tokens.py results/h200/equal-tokens/equal_tokens.csv
 
 A row of hidden has logits of one standard deviation, from 0.1 to 16, evenly in the logarithm.
-Hidden is drawn anew every few steps, the noise in each. `unequal` counts draws in which
+Hidden is drawn again every 64 steps, the noise in each step. `unequal` counts draws in which
 `screened_sample` returned another token than `flash_sample` with token noise; `in_full` those in
 which it computed all exact logits of the row. prepare_s is the time of `prepare_head`, whose
 kernels are compiled before. The file next to the CSV has the environment.

@@ -39,7 +39,7 @@ from fsbench.records.disk import write_atomically
 from fsbench.records.iomodel import gpu_slug
 from fsbench.records.store import POINTS
 
-# What must not change while a folder is measured; the rates of GPUs are derived from its results.
+# Code that must stay the same while a folder is measured; peaks.toml is derived from its results.
 CODE = ("kernels", "baselines", "fsbench", ":!fsbench/records/peaks.toml")
 UNTIMED_PER_GPU = 8
 WORTH_S = 120  # enough for a run that can be continued, however long it takes

@@ -105,9 +105,9 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
 def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():
     samplers = "flash_sampling --provider matmul_only --provider gumbel_argmax"
     plain = one_sampler(samplers, "1,2", "--no-check")
-    again = one_sampler("flash_sampling", "2,4", "--logits normal:3")
+    repeated = one_sampler("flash_sampling", "2,4", "--logits normal:3")
     broken_down = one_sampler("flash_sampling", "2", "--breakdown")
-    launches = compile_jobs.launches([plain, again, broken_down])
+    launches = compile_jobs.launches([plain, repeated, broken_down])
     assert [(each.name, each.problem.B, each.forms) for each in launches] == [
         ("flash_sampling", 1, False),
         ("gumbel_argmax", 1, False),
@@ -121,7 +121,7 @@ def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others()
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_kernels_and_forms_are_compiled_for_an_absent_gpu_once(tmp_path, monkeypatch, capsys):
-    """flash_sampling, and its greedy and matmul forms, each with its own constants."""
+    """flash_sampling, and its greedy and matmul forms, which are three kernels."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)  # back from where the program goes

@@ -27,10 +27,10 @@ def test_tokens_that_differ_and_rows_that_are_computed_in_full_are_counted(tmp_p
 
     def wrong(*arguments, **options):
         sample = screened_sample(*arguments, **options)
-        tokens, found = sample.tokens.clone(), sample.found.clone()
+        tokens, computed = sample.tokens.clone(), sample.found.clone()
         tokens[3] += 1
-        found[:2] = -1
-        return sample._replace(tokens=tokens, found=found)
+        computed[:2] = -1
+        return sample._replace(tokens=tokens, found=computed)
 
     monkeypatch.setattr(measure_equal_tokens, "screened_sample", wrong)
     rows = measured(tmp_path / "equal.csv")

@@ -95,9 +95,9 @@ def measured_on(*records: str) -> str:
 
 
 class Shown(NamedTuple):
-    """What a table shows of its records.
+    """The cells of its records that a table shows.
 
-    points: the (D, V, B); None if the table does not tell them apart.
+    points: the (D, V, B); None if the rows of the table have no such columns.
     text: names of samplers, among other words; all samplers if it names none of a record.
     """
 
