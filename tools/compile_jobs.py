@@ -11,8 +11,8 @@ several ranks, whose shards have other sizes, jobs with separate caches, and sam
     python tools/compile_jobs.py --gpu h200
 
 compiles the samplers' Triton and Gluon kernels for a GPU that is not here, with their forms
-(--breakdown), into Triton's cache. Another machine with the same build of Triton finds them there
-if the cache has the same path.
+(--breakdown), into Triton's cache. Triton's keys have its build and no GPU, and entries name their
+absolute path, so a copied cache needs the same build and path. No GPU machine has tried one yet.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
 import typer
+from kernel_calls import launch_once
 from record_jobs import ROOT, chosen, fill, read_jobs
 from record_jobs import Job as Recorded
 from torch import Tensor
@@ -49,7 +49,7 @@ from fsbench.cli.run_options import (
 )
 from fsbench.cores import usable_cores
 from fsbench.discover import Found, discover
-from fsbench.inputs import TORCH_DTYPES, serving
+from fsbench.inputs import serving
 from fsbench.kernels.warming.offline import CHIPS, Chip, compiled
 from fsbench.machine import hardware
 from fsbench.measure import compile_ahead, server
@@ -175,17 +175,14 @@ class Launched:
 
     def launch(self) -> None:
         """Build the sampler and its forms, and launch each once."""
-        problem, zeros = self.problem, partial(torch.zeros, device="cuda")
+        problem = self.problem
         provider = _discovered(self.paths)[self.name].provider
         assert provider is not None
         served = serving(provider, problem.weights)
         plan = Plan([problem], [], forms=self.forms)
         builds: list[Callable[[Tensor], Launch]] = [partial(served.build, problem)]
         for build in [*builds, *form_builds(plan, served, problem).values()]:
-            dtype = TORCH_DTYPES[problem.dtype]
-            counter = zeros(1, dtype=torch.int64)
-            launch = build(zeros(problem.V, problem.D, dtype=dtype))
-            launch(zeros(problem.B, problem.D, dtype=dtype), counter, counter)
+            launch_once(problem, build)
 
 
 @cache
@@ -195,7 +192,7 @@ def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
 
 def launches(jobs: Iterable[Job]) -> list[Launched]:
     """Return the launches of the samplers of these jobs that have kernels, each once."""
-    found: dict[tuple[object, ...], Launched] = {}
+    unique: dict[tuple[object, ...], Launched] = {}
     for job in jobs:
         kernels = {
             each.name
@@ -206,8 +203,8 @@ def launches(jobs: Iterable[Job]) -> list[Launched]:
             if cell.provider in kernels:
                 problem = replace(cell.problem, logits="normal:1")
                 one = Launched(cell.provider, tuple(job.provider_paths), problem, job.plan.forms)
-                found.setdefault((one.name, problem, one.forms), one)
-    return [*found.values()]
+                unique.setdefault((one.name, problem, one.forms), one)
+    return [*unique.values()]
 
 
 def compile_for(chip: Chip, jobs: Iterable[Job], processes: int) -> None:

@@ -25,7 +25,7 @@ from fsbench.kernels import (
 )
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.warming.absent_ranks import absent_ranks
-from fsbench.kernels.warming.offline import CHIPS, Chip
+from fsbench.kernels.warming.offline import CHIPS, DTYPES, Chip
 from fsbench.problem import Problem
 from fsbench.provider import Provider, Shard
 
@@ -267,13 +267,13 @@ def samplers() -> Iterator[Call]:
             problem = Problem(B, D, V, **cut)
             if provider.unsupported_reason(problem):
                 continue
-            yield Call(f"{name} B={B}", partial(_launch, provider, problem))
+            yield Call(f"{name} B={B}", _launching(provider.build, problem))
             if provider.matmul_form and B == 64:
-                form = partial(_launch, provider, problem, provider.matmul_form)
+                form = _launching(provider.matmul_form, problem)
                 yield Call(f"{name} B={B} matmul form", form)
         if able.mixed_filters:
             mixed = Problem(16, D, V, mixed=True, **cut)
-            yield Call(f"{name} B=16 mixed", partial(_launch, provider, mixed))
+            yield Call(f"{name} B=16 mixed", _launching(provider.build, mixed))
         if provider.build_sharded and name != "group_gumbel_distributed":
             for ranks in (2, 8):
                 yield Call(f"{name} B=64 {ranks} ranks", partial(_launch_sharded, provider, ranks))
@@ -286,9 +286,15 @@ def _on_gpu(provider: Provider) -> bool:
     return "triton" in provider.requires and "cuda" in provider.capabilities.devices
 
 
-def _launch(provider: Provider, problem: Problem, build: Any = None) -> None:
-    launch = (build or provider.build)(problem, bf16(problem.V, problem.D))
-    launch(bf16(problem.B, problem.D), whole(1), whole(1))
+def _launching(build: Any, problem: Problem) -> Callable[[], None]:
+    return partial(launch_once, problem, partial(build, problem))
+
+
+def launch_once(problem: Problem, build: Callable[[torch.Tensor], Any]) -> None:
+    """Build a sampler, by a function weight -> launch, and launch it on zeros."""
+    dtype = DTYPES[problem.dtype]
+    launch = build(zeros(problem.V, problem.D, dtype=dtype))
+    launch(zeros(problem.B, problem.D, dtype=dtype), whole(1), whole(1))
 
 
 def _launch_sharded(provider: Provider, ranks: int) -> None:

@@ -87,7 +87,7 @@ def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
     """Return the jobs that match a pattern; exit if a pattern matches none."""
     for pattern in patterns:
         if not any(fnmatch(job.name, pattern) for job in jobs):
-            raise SystemExit(f"record: --only: no job is {pattern!r}; --list names them")
+            raise SystemExit(f"--only: no job is {pattern!r}; --list names them")
     return [job for job in jobs if any(fnmatch(job.name, pattern) for pattern in patterns)]
 
 

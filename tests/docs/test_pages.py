@@ -177,6 +177,9 @@ def test_a_record_without_a_date_is_the_newest_that_has_the_file(
         assert blocks.newest(name) == path
     with pytest.raises(FileNotFoundError, match="no record results/h100/a"):
         blocks.newest("h100/a")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no record results/h100/v/\*.jsonl"):
+        tables.files_of({"files": ["h100/v/*.jsonl"]})
 
 
 def test_records_are_of_commits_without_changes() -> None:
@@ -214,7 +217,7 @@ def test_a_table_has_warnings_about_the_cells_that_it_shows() -> None:
     results = pd.DataFrame(cells)
 
     def shown(rows: pd.DataFrame, text: str = "") -> list[int]:
-        return list(Shown.of(rows, text).rows_in(results).index)
+        return list(Shown.from_rows(rows, text).rows_in(results).index)
 
     wide = results.drop(columns="provider")
     assert shown(wide, "{ours:.2f}") == [0, 1]
@@ -230,7 +233,9 @@ def test_below_numbers_of_a_run_are_the_warnings_of_its_report() -> None:
     for page in pages():
         for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
             is_table = match[2] in declared()["table"]
-            cells = shown_by(match[2]) if is_table else EVERYTHING
+            cells = EVERYTHING
+            if is_table:
+                cells = shown_by(match[2], rows_of("table", match[2]))
             for run in runs_of(match[2], match[0]):
                 results = read_csv(ROOT / "results" / run)
                 if match[2].startswith("speedups"):

@@ -105,7 +105,7 @@ class Shown(NamedTuple):
     text: str = ""
 
     @classmethod
-    def of(cls, rows: pd.DataFrame, text: str = "") -> Shown:
+    def from_rows(cls, rows: pd.DataFrame, text: str = "") -> Shown:
         """Return the points and samplers in the rows of a view, and the samplers in a text."""
         if "provider" in rows:
             text = " ".join([text, *rows.provider.astype(str).unique()])

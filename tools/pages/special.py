@@ -31,7 +31,7 @@ def speedups(run: str, D: str) -> str:
     )
     section = speedups_in_words(configuration).split("## FlashSampling (Hopper)")[1]
     section = section.split("\n## ")[0]
-    shown = Shown.of(configuration.measured)
+    shown = Shown.from_rows(configuration.measured)
     return f"{section.strip()}\n\n{source(newest(run), shown=shown)}"
 
 

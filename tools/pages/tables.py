@@ -95,7 +95,10 @@ def files_of(spec: Spec) -> list[str]:
 def _matching_paths(name: str) -> list[str]:
     if not name.endswith("*.jsonl"):
         return [newest(name)]
-    return [str(path.relative_to(RESULTS)) for path in sorted(RESULTS.glob(name))]
+    paths = sorted(RESULTS.glob(name))
+    if not paths:
+        raise FileNotFoundError(f"tables.toml: no record results/{name}")
+    return [str(path.relative_to(RESULTS)) for path in paths]
 
 
 def _read(name: str) -> pd.DataFrame:
@@ -166,6 +169,7 @@ def _name(parts: Iterable[Any]) -> str:
 def made_table(name: str) -> str:
     """Return the Markdown of a table and its source line."""
     spec, frame = _spec("table", name), rows_of("table", name)
+    shown = shown_by(name, frame)
     if "sort" in spec:
         frame = frame.sort_values(spec["sort"], kind="stable")
     for column, names in spec.get("names", {}).items():
@@ -190,15 +194,15 @@ def made_table(name: str) -> str:
     text = table(heads, rows, left=spec.get("left", 1))
     if not spec.get("source", True):
         return text
-    return f"{text}\n\n{source(*records_of(spec['in']), shown=shown_by(name))}"
+    return f"{text}\n\n{source(*records_of(spec['in']), shown=shown)}"
 
 
-def shown_by(name: str) -> Shown:
-    """Return what a table shows of its records."""
+def shown_by(name: str, rows: pd.DataFrame) -> Shown:
+    """Return what a table shows of its records, by its rows_of."""
     spec = _spec("table", name)
     is_computed = "python" in _spec("view", spec["in"])  # of samplers that only the code names
     text = "" if is_computed else f"{spec} {_text_of(spec['in'])}"
-    return Shown.of(rows_of("table", name), text)
+    return Shown.from_rows(rows, text)
 
 
 def _text_of(name: str) -> str:
