@@ -1,0 +1,64 @@
+"""Sources below tables: the newest record of a name, its environment, warnings about its cells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pages import blocks, tables
+from pages.blocks import Shown, source
+from tree import newest
+
+
+def test_a_source_names_gpu_date_and_commit() -> None:
+    paper = newest("paper")
+    env = json.loads((paper / "env.json").read_text())
+    date, commit = env["utc"][:10], env["git_sha"][:7]
+    assert source(f"h200/{paper.name}").startswith(f"*NVIDIA H200, {date}, commit {commit}. ")
+    both = source(f"h200/{paper.name}", "h200/score-liger-20261126")
+    assert f"commits {commit}, 0c0eba7" in both
+    assert source("cpu/simple-20261121").startswith("*AMD EPYC")
+
+
+def test_a_record_without_a_date_is_the_newest_that_has_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("h200/a-20260101/x", "h200/a-20260102/y", "h200/a-b-20260103/x", "h100/v/x"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(blocks, "RESULTS", tmp_path)
+    for name, path in {
+        "h200/a": "h200/a-20260102",
+        "a": "h200/a-20260102",
+        "h200/a/x": "h200/a-20260101/x",
+        "h200/a-20260101": "h200/a-20260101",
+        "a-b": "h200/a-b-20260103",
+        "h100/v/x": "h100/v/x",
+    }.items():
+        assert blocks.newest(name) == path
+    with pytest.raises(FileNotFoundError, match="no record results/h100/a"):
+        blocks.newest("h100/a")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no record results/h100/v/\*.jsonl"):
+        tables.files_of({"files": ["h100/v/*.jsonl"]})
+
+
+def test_a_table_has_warnings_about_the_cells_that_it_shows() -> None:
+    cells = {
+        "d": [8, 8, 8, 16],
+        "v": [9] * 4,
+        "b": [1, 2, 1, 1],
+        "provider": ["ours", "ours", "ours_fast", "other"],
+    }
+    results = pd.DataFrame(cells)
+
+    def shown(rows: pd.DataFrame, text: str = "") -> list[int]:
+        return list(Shown.from_rows(rows, text).rows_in(results).index)
+
+    wide = results.drop(columns="provider")
+    assert shown(wide, "{ours:.2f}") == [0, 1]
+    assert shown(wide, "{sustained_us_ours_fast:.0f} / {other}") == [2, 3]
+    assert shown(wide, "no sampler") == shown(wide.drop(columns="b")) == [0, 1, 2, 3]
+    assert shown(wide[:1]) == [0, 2] and shown(wide[:1], "{ours_fast}") == [2]
+    assert shown(results[:2]) == [0, 1]
