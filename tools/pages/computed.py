@@ -113,6 +113,20 @@ def saved_of_each_baseline(*names: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def saved_of_stricter_baseline(*names: str) -> pd.DataFrame:
+    """Return the least that is saved over any of vLLM's samplers, and the largest deviation."""
+    saved = saved_of_each_baseline(*names)
+    least = {"reduction_pct": "min", "reduction_sd_pct": "max", "gpu_reduction_pct": "min"}
+    cell = ["gpu", "sampler", "requests", "b"]
+    return saved.groupby(cell, sort=False, as_index=False).agg(least)
+
+
+def served_tokens(*names: str) -> pd.DataFrame:
+    """Return the counters of tokens that the plug-in drew, one row for each of its samplers."""
+    lines = (line for name in names for line in e2e_records.read(RESULTS / name))
+    return pd.DataFrame([line["counts"] for line in lines if "counts" in line])
+
+
 def two_runs(one: str, other: str) -> pd.DataFrame:
     """Return the largest difference of cells that two runs share, intervals included."""
     cells = runs.pairs(*(read_csv(RESULTS / run) for run in (one, other)))

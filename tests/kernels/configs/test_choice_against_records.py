@@ -123,22 +123,28 @@ def test_the_screen_is_chosen_where_it_is_faster_than_the_weight_with_the_same_n
 
 
 def test_the_fastest_way_to_token_noise_is_chosen(monkeypatch):
-    """For a weight one of the two kernels, for a head also the screen."""
+    """For a weight one of the two kernels, for a head also the screen; as in `compare`, together.
+
+    Two H200s differ by 2 % in which of a head's ways is faster at 144 to 256 rows.
+    """
     device = imitate_gpu(monkeypatch, GPUS["h200"])
-    compared, wrong = 0, []
+    together = defaultdict(list)
     for cell, times in records("h200").items():
-        if not {*TOKEN_WAYS, SCREENED} <= times.keys():
-            continue
-        shape = (cell.B, cell.D, cell.V)
+        if {*TOKEN_WAYS, SCREENED} <= times.keys():
+            together[cell.B, cell.D, cell.V].append(times)
+    compared, wrong = 0, []
+    for shape, every in together.items():
+        mean = {way: geometric_mean(t[way][0] for t in every) for way in (*TOKEN_WAYS, SCREENED)}
         tiles = choice.config_for(*shape, device, 2, True, "token", "auto", None)
         of_weight = TOKEN_WAYS[isinstance(tiles, HopperConfig)]
-        screened, _ = screen_choice.worth_screening(cell.B, cell.V, cell.D, device)
+        B, D, V = shape
+        screened, _ = screen_choice.worth_screening(B, V, D, device)
         of_head = SCREENED if screened else of_weight
         for chosen, ways in ((of_weight, TOKEN_WAYS), (of_head, (*TOKEN_WAYS, SCREENED))):
-            compared += 1
-            if times[chosen][0] > WITHIN * min(times[way][0] for way in ways):
-                wrong.append((cell, chosen))
-    assert compared >= 72
+            compared += len(every)
+            if mean[chosen] > WITHIN * min(mean[way] for way in ways):
+                wrong.append((shape, chosen))
+    assert compared >= 144
     assert not wrong
 
 
