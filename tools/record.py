@@ -41,6 +41,7 @@ from fsbench.records.store import POINTS
 
 # Code that must stay the same while a folder is measured; peaks.toml is derived from its results.
 CODE = ("kernels", "baselines", "fsbench", ":!fsbench/records/peaks.toml")
+OF_ENGINES = "fsbench/e2e"
 UNTIMED_PER_GPU = 8
 WORTH_S = 120  # enough for a run that can be continued, however long it takes
 GRACE_S = 30  # between the request to stop and the kill
@@ -65,9 +66,10 @@ def commit_here() -> str:
     return f"{sha}-dirty" if dirty else sha
 
 
-def same_code(a: str, b: str) -> bool:
-    """Return whether two commits have the same code; without git, whether they are equal."""
-    diff = ["git", "diff", "--quiet", a, b, "--", *CODE]
+def same_code(a: str, b: str, job: Job) -> bool:
+    """Return whether two commits have the same code for a job; without git, whether a is b."""
+    code = CODE if job.needs == "vllm" else (*CODE, f":!{OF_ENGINES}")
+    diff = ["git", "-C", str(ROOT), "diff", "--quiet", a, b, "--", *code]
     return a == b or not subprocess.run(diff, stderr=subprocess.DEVNULL).returncode
 
 
@@ -280,8 +282,12 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{job.name}: {recorder.call(job)[1]}")
         return
     jobs = [job for job in jobs if job.gpus <= len(recorder.gpus) and not job.lacks_needs]
-    entries = {job.name: recorder.state[job.name] for job in jobs if job.name in recorder.state}
-    outdated = [name for name, entry in entries.items() if not same_code(entry["commit"], commit)]
+    outdated = [
+        job.name
+        for job in jobs
+        if job.name in recorder.state
+        if not same_code(recorder.state[job.name]["commit"], commit, job)
+    ]
     if outdated and not args.again:
         raise SystemExit(
             f"record: {', '.join(outdated)}: measured with other code than that of {commit[:7]}; "
@@ -306,7 +312,7 @@ def show(jobs: list[Job], state: dict[str, Any], commit: str) -> None:
         if job.lacks_needs:
             status = f"needs {job.needs}"
         elif entry:
-            changed = "" if same_code(entry["commit"], commit) else ", other code"
+            changed = "" if same_code(entry["commit"], commit, job) else ", other code"
             seconds = f"{entry.get('seconds', 0):.0f} s"
             status = f"{state_of(entry)}, {seconds}, commit {entry['commit'][:7]}{changed}"
         if "exit" not in entry and not job.lacks_needs:

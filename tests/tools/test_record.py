@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import record
@@ -222,22 +223,25 @@ def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):
     record.Recorder(tmp_path, ["0"], "")
 
 
+def commit_file(tree, file):
+    """Add a file to a git repository, which is made at first, and commit it."""
+    (tree / file).parent.mkdir(parents=True, exist_ok=True)
+    (tree / file).write_text("new")
+    git = ["git", "-C", tree, "-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "."]):
+        subprocess.run([*git, *command], check=True)
+
+
 def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
     tree = tmp_path / "tree"
-
-    def commit(file):
-        (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        (tree / file).write_text("new")
-        git = ["git", "-C", tree, "-c", "user.name=n", "-c", "user.email=e"]
-        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "."]):
-            subprocess.run([*git, *command], check=True)
-
+    commit = partial(commit_file, tree)
     commit("kernels/a.py")
     monkeypatch.setattr(record, "ROOT", tree)
     monkeypatch.delenv("FSBENCH_COMMIT")
     first = call({"a": ("run ends", 1)})[0]["a"]
     commit("docs.md")
     commit("fsbench/records/peaks.toml")
+    commit("fsbench/e2e/models.py")
     assert call({"a": ("run ends", 1)})[1] == []
     commit("kernels/b.py")
     with pytest.raises(SystemExit, match="a: measured with other code"):
@@ -247,6 +251,22 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
     assert calls == ["run ends a"] and state["a"]["commit"] != first["commit"]
     assert (tmp_path / "out" / first["out"]).is_dir() and state["a"]["out"] != first["out"]
     assert call({"a": ("run ends", 1)}, "--again")[1] == []
+
+
+def test_code_of_engines_is_that_of_their_jobs_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.delenv("FSBENCH_COMMIT", raising=False)
+
+    def commit(file):
+        commit_file(tmp_path, file)
+        return record.commit_here()
+
+    first, second = commit("fsbench/e2e/a.py"), commit("fsbench/e2e/b.py")
+    run, engine = Job("run", "fsbench run", 1), Job("engine", "fsbench e2e", 1, needs="vllm")
+    assert record.same_code(first, second, run)
+    assert not record.same_code(first, second, engine)
+    third = commit("kernels/a.py")
+    assert not any(record.same_code(second, third, job) for job in (run, engine))
 
 
 CHECKED = Problem(300, 64, 500, "bf16")

@@ -4,6 +4,7 @@ FAKE_VLLM in the environment: `die` (the process ends at the start), `fail` (its
 raises), `short` (requests end early), `slow` (a step takes a minute).
 """
 
+import gc
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ class Engine:
         self._most = max_num_seqs
 
     def add_request(self, request_id, prompt, params):
+        assert gc.get_freeze_count()  # or a collection of all modules delays a step by 0.4 s
         assert isinstance(request_id, str) and set(prompt) == {"prompt_token_ids"}
         assert params.ignore_eos and params.output_kind is RequestOutputKind.DELTA
         self._left[request_id] = params.max_tokens - (FAULT == "short")
