@@ -49,9 +49,11 @@ from fsbench.cli.run_options import (
 )
 from fsbench.cores import usable_cores
 from fsbench.discover import Found, discover
+from fsbench.errors import describe
 from fsbench.inputs import serving
 from fsbench.kernels.warming.offline import CHIPS, Chip, compiled
 from fsbench.machine import hardware
+from fsbench.machine.device_state import synchronize
 from fsbench.measure import compile_ahead, server
 from fsbench.measure.gate import setting_of
 from fsbench.measure.plan import Job, Plan
@@ -116,50 +118,9 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
     return gates + parts
 
 
-class Tried(NamedTuple):
-    """Cells that failed, and the seconds of all processes by sampler."""
-
-    failed: list[str]
-    seconds: Counter[str]
-
-
-def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Tried:
-    """Do each task in a new process."""
-    context = server.start()
-    remaining = deque(enumerate(waiting))
-    running: dict[Connection, BaseProcess] = {}
-    tried = Tried([], Counter())
-    try:
-        while remaining or running:
-            while remaining and len(running) < processes:
-                number, (job, cells) = remaining.popleft()
-                receiver, sender = context.Pipe(duplex=False)
-                placed = replace(job, indices=[gpus[number % len(gpus)]])
-                process: BaseProcess = context.Process(
-                    target=compile_ahead.main, args=(placed, cells, sender), daemon=True
-                )
-                process.start()
-                sender.close()
-                running[receiver] = process
-            for receiver in cast(list[Connection], wait(list(running))):
-                try:
-                    task, name, problem, passed, seconds = receiver.recv()
-                except (EOFError, OSError):
-                    compile_ahead.end(running.pop(receiver))
-                    receiver.close()
-                    continue
-                tried.seconds[name] += seconds
-                if not passed:
-                    tried.failed.append(f"{task} of {name}: {problem}")
-    finally:
-        for process in running.values():
-            compile_ahead.end(process)
-    return tried
-
-
 @dataclass(frozen=True)
 class Launched:
-    """A sampler's launches on a problem, on tensors without memory.
+    """A sampler's launches on a problem, on zeros.
 
     paths: of the files that the sampler may be in. forms: launch its forms, too.
     """
@@ -167,11 +128,20 @@ class Launched:
     name: str
     paths: tuple[str, ...]
     problem: Problem
-    forms: bool
+    forms: bool = False
 
     def __call__(self) -> None:
         with suppress(Exception):  # kernels are compiled by their first launch, then
             self.launch()
+
+    def error(self) -> str | None:
+        """Launch in this process, and return what that raised; None if nothing."""
+        try:
+            self.launch()
+            synchronize(self.problem.device)
+        except Exception as error:
+            return describe(error)
+        return None
 
     def launch(self) -> None:
         """Build the sampler and its forms, and launch each once."""
@@ -188,6 +158,47 @@ class Launched:
 @cache
 def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
     return discover(map(Path, paths))
+
+
+class Tried(NamedTuple):
+    """What failed, each with its task (gate or first), and seconds of all processes by sampler."""
+
+    failed: list[tuple[str, Launched]]
+    seconds: Counter[str]
+
+
+def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) -> Tried:
+    """Do each task in a new process."""
+    context = server.start()
+    remaining = deque(enumerate(waiting))
+    running: dict[Connection, tuple[BaseProcess, tuple[str, ...]]] = {}
+    tried = Tried([], Counter())
+    try:
+        while remaining or running:
+            while remaining and len(running) < processes:
+                number, (job, cells) = remaining.popleft()
+                receiver, sender = context.Pipe(duplex=False)
+                placed = replace(job, indices=[gpus[number % len(gpus)]])
+                process: BaseProcess = context.Process(
+                    target=compile_ahead.main, args=(placed, cells, sender), daemon=True
+                )
+                process.start()
+                sender.close()
+                running[receiver] = process, tuple(job.provider_paths)
+            for receiver in cast(list[Connection], wait(list(running))):
+                try:
+                    task, name, problem, passed, seconds = receiver.recv()
+                except (EOFError, OSError):
+                    compile_ahead.end(running.pop(receiver)[0])
+                    receiver.close()
+                    continue
+                tried.seconds[name] += seconds
+                if not passed:
+                    tried.failed.append((task, Launched(name, running[receiver][1], problem)))
+    finally:
+        for process, _ in running.values():
+            compile_ahead.end(process)
+    return tried
 
 
 def launches(jobs: Iterable[Job]) -> list[Launched]:
@@ -239,7 +250,8 @@ def main(arguments: list[str] | None = None) -> None:
     to_do = tasks(runs)
     begin = time.monotonic()
     failed, spent = compile_tasks(to_do, range(len(gpus)), args.processes)
-    print(*failed, sep="\n")
+    for task, each in failed:
+        print(f"{task} of {each.name}: {each.problem}: {each.error() or 'launched since'}")
     print(*(f"{seconds:.0f} s: {name}" for name, seconds in spent.most_common(12)), sep="\n")
     print(
         f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s ({spent.total():.0f} s of all "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import compile_jobs
 import pytest
@@ -98,8 +99,11 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
     checked = compile_jobs.measured(job(f"{options} --check --provider greedy"), device="cpu")
     tasks = compile_jobs.tasks([measured, checked])
     failed, seconds = compile_jobs.compile_tasks(tasks, [0], processes=2)
-    assert failed and all(text.startswith("first of fails: ") for text in failed)
+    assert failed and all(task == "first" and each.name == "fails" for task, each in failed)
     assert set(seconds) == {"greedy", "fails"} and seconds["greedy"] > 0
+    _, once_more = failed[0]
+    assert once_more.error() == "ValueError: not today"
+    assert replace(once_more, name="greedy").error() is None
 
 
 def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():
