@@ -137,7 +137,7 @@ def _measure_model(
     session = engine.open(plan, decoder, tp, available)
     try:
         for batch in batches:
-            _measure_batch(plan, session, batch, store, say)
+            _Batch(plan, session, batch, store, say).measure()
         for name in available:
             try:
                 counts = session.counts(name)
@@ -164,65 +164,86 @@ def _missing(
     )
 
 
-def _measure_batch(
-    plan: DecodePlan,
-    session: Session,
-    cases: dict[str, Case],
-    store: StepStore,
-    say: Callable[[str], None],
-) -> None:
-    first_case = next(iter(cases.values()))
-    B, requests = first_case.b, first_case.requests
-    about = f"{first_case.model}, {requests}, B={B}"
-    names = list(cases)
-    tpot_us: dict[str, dict[int, float]] = {name: {} for name in names}
+@dataclass
+class _Batch:
+    """B requests of a kind, which each sampler decodes in turn.
 
-    again: list[tuple[Case, int, Decoded]] = []
+    cases: by sampler. tpot_us: of the last attempt, by sampler and run. unstored: what an attempt
+    has decoded that is stored once it is complete.
+    """
 
-    def decode(name: str, number: int) -> Decoded:
-        decoded = session.decode(name, B, requests)
-        tpot_us[name][number] = decoded.tpot_us
+    plan: DecodePlan
+    session: Session
+    cases: dict[str, Case]
+    store: StepStore
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        case = next(iter(self.cases.values()))
+        self.B, self.requests = case.b, case.requests
+        self.about = f"{case.model}, {case.requests}, B={case.b}"
+        self.tpot_us: dict[str, dict[int, float]] = {name: {} for name in self.cases}
+        self.unstored: list[tuple[Case, int, Decoded]] = []
+
+    def measure(self) -> None:
+        """Do the runs and the profiles that the store lacks, and noisy runs again."""
+        runs, profiles = _missing(self.plan, self.cases, self.store)
+        for name in self.cases:
+            self._attempt(name, partial(self.session.prepare, name, self.B, self.requests))
+        self._in_turn(runs, self._run)
+        if len(runs) == self.plan.runs:  # others are of an earlier call
+            self._repeat_noisy(runs)
+        self._in_turn(profiles, self._profile)
+        self.say(f"{self.about}: measured")
+
+    def _repeat_noisy(self, runs: list[int]) -> None:
+        for _ in range(self.plan.attempts - 1):
+            noisy = _noisy(self.cases, self.tpot_us)
+            if noisy is None:
+                return
+            differs = f"what {noisy} saves differs by more than {NOISY:g} points"
+            self.say(f"{self.about}: {differs}; measured again")
+            self.unstored.clear()
+            self._in_turn(runs, self._run_again)
+            for case, number, decoded in self.unstored:  # a call that is killed mixes no attempts
+                self.store.append(case, run=number, decoded=decoded)
+
+    def _decode(self, name: str, number: int) -> Decoded:
+        decoded = self.session.decode(name, self.B, self.requests)
+        self.tpot_us[name][number] = decoded.tpot_us
         return decoded
 
-    def run(name: str, number: int) -> None:
-        store.append(cases[name], run=number, decoded=decode(name, number))
+    def _run(self, name: str, number: int) -> None:
+        self.store.append(self.cases[name], run=number, decoded=self._decode(name, number))
 
-    def run_again(name: str, number: int) -> None:
-        again.append((cases[name], number, decode(name, number)))
+    def _run_again(self, name: str, number: int) -> None:
+        self.unstored.append((self.cases[name], number, self._decode(name, number)))
 
-    def profile(name: str, number: int) -> None:
-        sample = session.profile(name, B, requests)
+    def _profile(self, name: str, number: int) -> None:
+        sample = self.session.profile(name, self.B, self.requests)
         if isinstance(sample, Drafting):
-            store.append(cases[name], run=number, drafting=sample)
+            self.store.append(self.cases[name], run=number, drafting=sample)
         elif sample is not None:
-            store.append(cases[name], run=number, profile=sample)
+            self.store.append(self.cases[name], run=number, profile=sample)
 
-    def carry_out(actions: list[tuple[str, Callable[[], None]]]) -> None:
-        for name, action in actions:
-            if cases[name] in store.statuses:
-                continue
-            try:
-                action()
-            except Exception as error:  # an engine's error may be of any class
-                status = "oom" if is_out_of_memory(error) else "error"
-                store.append(cases[name], status=status, reason=describe(error))
-                say(f"{name}, B={B}: {describe(error)}")
+    def _in_turn(self, runs: list[int], action: Callable[[str, int], None]) -> None:
+        """Call action(sampler, run) for each run; every run begins with another sampler."""
+        names = list(self.cases)
+        for number in runs:
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                self._attempt(name, partial(action, name, number))
 
-    runs, profiles = _missing(plan, cases, store)
-    carry_out([(name, partial(session.prepare, name, B, requests)) for name in names])
-    carry_out(_in_turn(names, runs, run))
-    repeats = plan.attempts - 1 if len(runs) == plan.runs else 0  # others are of an earlier call
-    for _ in range(repeats):
-        noisy = _noisy(cases, tpot_us)
-        if noisy is None:
-            break
-        say(f"{about}: what {noisy} saves differs by more than {NOISY:g} points; measured again")
-        again.clear()
-        carry_out(_in_turn(names, runs, run_again))
-        for case, number, decoded in again:  # now, so that a call that is killed mixes no attempts
-            store.append(case, run=number, decoded=decoded)
-    carry_out(_in_turn(names, profiles, profile))
-    say(f"{about}: measured")
+    def _attempt(self, name: str, action: Callable[[], None]) -> None:
+        """Call an action of a sampler that has not failed, and store its error if it does."""
+        if self.cases[name] in self.store.statuses:
+            return
+        try:
+            action()
+        except Exception as error:  # an engine's error may be of any class
+            status = "oom" if is_out_of_memory(error) else "error"
+            self.store.append(self.cases[name], status=status, reason=describe(error))
+            self.say(f"{name}, B={self.B}: {describe(error)}")
 
 
 def _noisy(cases: dict[str, Case], tpot_us: dict[str, dict[int, float]]) -> str | None:
@@ -232,17 +253,6 @@ def _noisy(cases: dict[str, Case], tpot_us: dict[str, dict[int, float]]) -> str 
         if baseline and saved("", times, tpot_us[baseline]).get("_sd_pct", 0.0) > NOISY:
             return name
     return None
-
-
-def _in_turn(
-    names: list[str], runs: list[int], action: Callable[[str, int], None]
-) -> list[tuple[str, Callable[[], None]]]:
-    """Return each sampler's action for each run; every run begins with another sampler."""
-    return [
-        (name, partial(action, name, number))
-        for number in runs
-        for name in names[number % len(names) :] + names[: number % len(names)]
-    ]
 
 
 def _case(plan: DecodePlan, engine: Engine, decoder: Decoder, tp: int, name: str) -> Case:
