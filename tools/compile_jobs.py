@@ -161,7 +161,7 @@ def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
 
 
 class Tried(NamedTuple):
-    """What failed, each with its task (gate or first), and seconds of all processes by sampler."""
+    """Failures, each with its task (gate or first), and seconds of all processes by sampler."""
 
     failed: list[tuple[str, Launched]]
     seconds: Counter[str]

@@ -353,3 +353,11 @@ def test_a_cpu_measures_jobs_of_its_own(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     record.main([*call, "--dry-run"])
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_committed_records_have_the_results_that_they_name(gpu):
+    folder = ROOT / "results" / gpu
+    state = record.read_state(folder)
+    assert len(state) > 20
+    assert [name for name, entry in state.items() if not (folder / entry["out"]).exists()] == []
