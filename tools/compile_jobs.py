@@ -251,7 +251,8 @@ def main(arguments: list[str] | None = None) -> None:
     begin = time.monotonic()
     failed, spent = compile_tasks(to_do, range(len(gpus)), args.processes)
     for task, each in failed:
-        print(f"{task} of {each.name}: {each.problem}: {each.error() or 'launched since'}")
+        reason = (each.error() or "launched since") if task == "first" else "not verified"
+        print(f"{task} of {each.name}: {each.problem}: {reason}")
     print(*(f"{seconds:.0f} s: {name}" for name, seconds in spent.most_common(12)), sep="\n")
     print(
         f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s ({spent.total():.0f} s of all "
