@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from pages import blocks, tables
 from pages.blocks import Shown, source
+from pages.write import BLOCK, pages
 from tree import newest
 
 
@@ -20,6 +22,25 @@ def test_a_source_names_gpu_date_and_commit() -> None:
     both = source(f"h200/{paper.name}", "h200/score-liger-20261126")
     assert f"commits {commit}, 0c0eba7" in both
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
+
+
+def test_a_heading_names_no_gpu_that_its_table_lacks() -> None:
+    wrong, compared = [], 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for block in BLOCK.finditer(text):
+            line = re.search(r"^\*((?:NVIDIA [^,]*, )+)", block[0], re.MULTILINE)
+            above = [each for each in text[: block.start()].split("\n\n") if each.strip()]
+            heading = [each for each in above[-2:] if each.startswith("**")][-1:]
+            if line and heading:
+                compared += 1
+                wrong += [
+                    (page.name, gpu, heading)
+                    for gpu in re.findall(r"\b(H100|H200)s?\b", heading[0])
+                    if gpu not in line[1]
+                ]
+    assert compared > 20
+    assert not wrong
 
 
 def test_a_record_without_a_date_is_the_newest_that_has_the_file(
