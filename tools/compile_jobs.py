@@ -13,7 +13,7 @@ several ranks, whose shards have other sizes, jobs with separate caches, and sam
 compiles the samplers' Triton and Gluon kernels for a GPU that is not here, with their forms
 (--breakdown), into Triton's cache. Triton's keys have its build and no GPU, and entries name their
 absolute path, so a copied cache needs the same build and path. A GPU machine had such a copy once;
-nobody counted what it used.
+its hits were not counted.
 """
 
 from __future__ import annotations
