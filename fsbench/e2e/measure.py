@@ -168,8 +168,7 @@ def _missing(
 class _Batch:
     """B requests of a kind, which each sampler decodes in turn.
 
-    cases: by sampler. tpot_us: of the last attempt, by sampler and run. unstored: what an attempt
-    has decoded that is stored once it is complete.
+    cases: by sampler. tpot_us: of the last attempt, by sampler and run.
     """
 
     plan: DecodePlan
@@ -183,7 +182,6 @@ class _Batch:
         self.B, self.requests = case.b, case.requests
         self.about = f"{case.model}, {case.requests}, B={case.b}"
         self.tpot_us: dict[str, dict[int, float]] = {name: {} for name in self.cases}
-        self.unstored: list[tuple[Case, int, Decoded]] = []
 
     def measure(self) -> None:
         """Do the runs and the profiles that the store lacks, and noisy runs again."""
@@ -203,10 +201,10 @@ class _Batch:
                 return
             differs = f"what {noisy} saves differs by more than {NOISY:g} points"
             self.say(f"{self.about}: {differs}; measured again")
-            self.unstored.clear()
-            self._in_turn(runs, self._run_again)
-            for case, number, decoded in self.unstored:  # a call that is killed mixes no attempts
-                self.store.append(case, run=number, decoded=decoded)
+            attempt: list[tuple[str, int, Decoded]] = []
+            self._in_turn(runs, partial(self._run_again, attempt))
+            for name, number, decoded in attempt:  # now: a call that is killed mixes no attempts
+                self.store.append(self.cases[name], run=number, decoded=decoded)
 
     def _decode(self, name: str, number: int) -> Decoded:
         decoded = self.session.decode(name, self.B, self.requests)
@@ -216,8 +214,8 @@ class _Batch:
     def _run(self, name: str, number: int) -> None:
         self.store.append(self.cases[name], run=number, decoded=self._decode(name, number))
 
-    def _run_again(self, name: str, number: int) -> None:
-        self.unstored.append((self.cases[name], number, self._decode(name, number)))
+    def _run_again(self, attempt: list[tuple[str, int, Decoded]], name: str, number: int) -> None:
+        attempt.append((name, number, self._decode(name, number)))
 
     def _profile(self, name: str, number: int) -> None:
         sample = self.session.profile(name, self.B, self.requests)

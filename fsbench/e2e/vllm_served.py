@@ -88,7 +88,7 @@ class ServingEngine:
         if drafts:
             settings["speculative_config"] = drafts
         self._llm = LLM(**settings)
-        # As vLLM's server does: otherwise a collection of all modules delays a step by 0.4 s.
+        # As vLLM's server does: a collection of all modules takes tenths of a second.
         gc.collect()
         gc.freeze()
 

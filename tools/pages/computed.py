@@ -127,6 +127,17 @@ def served_tokens(*names: str) -> pd.DataFrame:
     return pd.DataFrame([line["counts"] for line in lines if "counts" in line])
 
 
+def longest_steps(*names: str) -> pd.DataFrame:
+    """Return the longest step of each decoding, in ms, repeated runs included."""
+    lines = [line for name in names for line in e2e_records.read(RESULTS / name)]
+    longest = (
+        {**line["case"], "longest_ms": max(line["decoded"]["step_us"]) / 1e3}
+        for line in lines
+        if "decoded" in line
+    )
+    return pd.DataFrame(longest)
+
+
 def two_runs(one: str, other: str) -> pd.DataFrame:
     """Return the largest difference of cells that two runs share, intervals included."""
     cells = runs.pairs(*(read_csv(RESULTS / run) for run in (one, other)))

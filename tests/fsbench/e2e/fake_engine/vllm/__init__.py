@@ -24,7 +24,7 @@ class Engine:
         self._most = max_num_seqs
 
     def add_request(self, request_id, prompt, params):
-        assert gc.get_freeze_count()  # or a collection of all modules delays a step by 0.4 s
+        assert gc.get_freeze_count()  # as in vLLM's server
         assert isinstance(request_id, str) and set(prompt) == {"prompt_token_ids"}
         assert params.ignore_eos and params.output_kind is RequestOutputKind.DELTA
         self._left[request_id] = params.max_tokens - (FAULT == "short")
