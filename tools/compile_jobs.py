@@ -32,6 +32,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import torch
 import typer
 from kernel_calls import launch_once
 from record_jobs import ROOT, chosen, fill, read_jobs
@@ -250,7 +251,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     to_do = tasks(runs)
     begin = time.monotonic()
-    failed, spent = compile_tasks(to_do, range(len(gpus)), args.processes)
+    # Not len(gpus): NVML also counts what CUDA_VISIBLE_DEVICES hides.
+    failed, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)
     for task, each in failed:
         reason = (each.error() or "launched since") if task == "first" else "not verified"
         print(f"{task} of {each.name}: {each.problem}: {reason}")

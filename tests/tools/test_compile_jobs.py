@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import replace
 
 import compile_jobs
@@ -11,6 +12,7 @@ from record_jobs import Job, read_jobs
 from tiny_run import TINY
 from tree import ROOT
 
+from fsbench.machine.hardware import Gpu
 from fsbench.measure.gate import setting_of
 from fsbench.provider import Kind
 
@@ -104,6 +106,23 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
     _, once_more = failed[0]
     assert once_more.error() == "ValueError: not today"
     assert replace(once_more, name="greedy").error() is None
+
+
+def test_tasks_are_given_to_the_gpus_that_cuda_shows(monkeypatch, tmp_path):
+    gpus = [Gpu(index, "NVIDIA H200", "", None, "") for index in range(4)]
+    monkeypatch.setattr(compile_jobs.hardware, "gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)  # CUDA_VISIBLE_DEVICES=0,1,2
+    given = []
+    monkeypatch.setattr(
+        compile_jobs,
+        "compile_tasks",
+        lambda tasks, devices, processes: (
+            given.extend(devices) or compile_jobs.Tried([], Counter())
+        ),
+    )
+    monkeypatch.chdir(tmp_path)  # back from where the program goes
+    compile_jobs.main(["--only", "score"])
+    assert given == [0, 1, 2]
 
 
 def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():
