@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 SETTING = Setting("cuda", "bf16", TEMPERATURES[0], second=TEMPERATURES[1])
-ROUNDED_AGAIN = {"flashinfer_gumbel", "vllm_gumbel", "vllm_flashinfer"}
+ROUNDED_AGAIN = {"flashinfer_gumbel", "flashinfer_top_k_top_p", "vllm_gumbel", "vllm_flashinfer"}
 """They divide logits of 16 bits by T in place, which is exact at powers of two."""
 
 FOUND = {
