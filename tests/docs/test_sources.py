@@ -9,9 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pages import blocks, tables
-from pages.blocks import Shown, source
+from pages.blocks import RESULTS, Shown, source
 from pages.write import BLOCK, pages
 from tree import newest
+
+from fsbench.records.breakdown import FILE
 
 
 def test_a_source_names_gpu_date_and_commit() -> None:
@@ -83,3 +85,14 @@ def test_a_table_has_warnings_about_the_cells_that_it_shows() -> None:
     assert shown(wide, "no sampler") == shown(wide.drop(columns="b")) == [0, 1, 2, 3]
     assert shown(wide[:1]) == [0, 2] and shown(wide[:1], "{ours_fast}") == [2]
     assert shown(results[:2]) == [0, 1]
+
+
+def test_a_record_has_kernel_times_where_a_page_reads_them() -> None:
+    """Elsewhere breakdown.csv is left out: a continued run derives it from the samples again."""
+    read = {
+        RESULTS / path
+        for view in tables.declared()["view"]
+        for path in tables.files_of(tables.declared()["view"][view])
+        if path.endswith(f"/{FILE}")
+    }
+    assert read and set(RESULTS.rglob(FILE)) == read

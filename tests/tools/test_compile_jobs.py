@@ -112,17 +112,17 @@ def test_tasks_are_given_to_the_gpus_that_cuda_shows(monkeypatch, tmp_path):
     gpus = [Gpu(index, "NVIDIA H200", "", None, "") for index in range(4)]
     monkeypatch.setattr(compile_jobs.hardware, "gpus", lambda: gpus)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)  # CUDA_VISIBLE_DEVICES=0,1,2
-    given = []
+    used_gpus = []
     monkeypatch.setattr(
         compile_jobs,
         "compile_tasks",
         lambda tasks, devices, processes: (
-            given.extend(devices) or compile_jobs.Tried([], Counter())
+            used_gpus.extend(devices) or compile_jobs.Tried([], Counter())
         ),
     )
     monkeypatch.chdir(tmp_path)  # back from where the program goes
     compile_jobs.main(["--only", "score"])
-    assert given == [0, 1, 2]
+    assert used_gpus == [0, 1, 2]
 
 
 def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():

@@ -85,6 +85,28 @@ def audit(name: str = "cpu/audit/audit.jsonl") -> str:
 
 
 @block
+def audit_counts(name: str) -> str:
+    """Return the worst that an audit found of each sampler, the checks that show it, and counts."""
+    record = newest(name)
+    audits, _ = audited(read_verdicts([RESULTS / record]))
+    rows = []
+    for each in audits:
+        found = [x.check for x in each.findings if x.severity == each.severity]
+        counts = (str(each.checks), f"{each.draws / 1e6:,.1f}")
+        rows.append(
+            [
+                f"`{each.sampler}`",
+                each.package,
+                each.severity,
+                listed(f"`{check}`" for check in found),
+                *counts,
+            ]
+        )
+    heads = ["sampler", "package", "worst found", "by", "checks", "draws, millions"]
+    return f"{table(heads, rows, left=4)}\n\n{source(record)}"
+
+
+@block
 def known_bugs() -> str:
     """Return planted bugs of released samplers, and the check that finds each."""
     audits, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))

@@ -200,7 +200,10 @@ def check_tiles(device, epilogue, B, D, expected):
     [
         (SUMS, 192, 4096, False),
         (SUMS, 193, 4096, True),
-        (BOTH, 224, 2560, True),
+        (SUMS, 200, 2560, False),
+        (BOTH, 208, 2560, True),
+        (BOTH, 224, 2560, False),
+        (BOTH, 224, 4096, True),
         (BOTH, 225, 8192, False),
         (STORED, 208, 2560, True),
         (STORED, 224, 2560, False),
