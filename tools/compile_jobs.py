@@ -51,11 +51,9 @@ from fsbench.cli.run_options import (
 )
 from fsbench.cores import usable_cores
 from fsbench.discover import Found, discover
-from fsbench.errors import describe
 from fsbench.inputs import serving
 from fsbench.kernels.warming.offline import CHIPS, Chip, compiled
 from fsbench.machine import hardware
-from fsbench.machine.device_state import synchronize
 from fsbench.measure import compile_ahead, server
 from fsbench.measure.gate import setting_of
 from fsbench.measure.plan import Job, Plan
@@ -134,19 +132,9 @@ class Launched:
 
     def __call__(self) -> None:
         with suppress(Exception):  # kernels are compiled by their first launch, then
-            self.launch()
+            self._launch()
 
-    def error(self) -> str | None:
-        """Launch in this process, and return what that raised; None if nothing."""
-        try:
-            self.launch()
-            synchronize(self.problem.device)
-        except Exception as error:
-            return describe(error)
-        return None
-
-    def launch(self) -> None:
-        """Build the sampler and its forms, and launch each once."""
+    def _launch(self) -> None:
         problem = self.problem
         provider = _discovered(self.paths)[self.name].provider
         assert provider is not None
@@ -162,10 +150,19 @@ def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
     return discover(map(Path, paths))
 
 
-class Tried(NamedTuple):
-    """Failures, each with its task (gate or first), and seconds of all processes by sampler."""
+class Failure(NamedTuple):
+    """A task (gate or first) of a sampler that failed on a problem, and why."""
 
-    failed: list[tuple[str, Launched]]
+    task: str
+    sampler: str
+    problem: Problem
+    error: str
+
+
+class Tried(NamedTuple):
+    """Failures, and seconds of all processes by sampler."""
+
+    failures: list[Failure]
     seconds: Counter[str]
 
 
@@ -173,7 +170,7 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
     """Do each task in a new process."""
     context = server.start()
     remaining = deque(enumerate(waiting))
-    running: dict[Connection, tuple[BaseProcess, tuple[str, ...]]] = {}
+    running: dict[Connection, BaseProcess] = {}
     tried = Tried([], Counter())
     try:
         while remaining or running:
@@ -186,19 +183,19 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
                 )
                 process.start()
                 sender.close()
-                running[receiver] = process, tuple(job.provider_paths)
+                running[receiver] = process
             for receiver in cast(list[Connection], wait(list(running))):
                 try:
-                    task, name, problem, passed, seconds = receiver.recv()
+                    task, name, problem, error, seconds = receiver.recv()
                 except (EOFError, OSError):
-                    compile_ahead.end(running.pop(receiver)[0])
+                    compile_ahead.end(running.pop(receiver))
                     receiver.close()
                     continue
                 tried.seconds[name] += seconds
-                if not passed:
-                    tried.failed.append((task, Launched(name, running[receiver][1], problem)))
+                if error:
+                    tried.failures.append(Failure(task, name, problem, error))
     finally:
-        for process, _ in running.values():
+        for process in running.values():
             compile_ahead.end(process)
     return tried
 
@@ -252,14 +249,13 @@ def main(arguments: list[str] | None = None) -> None:
     to_do = tasks(runs)
     begin = time.monotonic()
     # Not len(gpus): NVML also counts what CUDA_VISIBLE_DEVICES hides.
-    failed, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)
-    for task, each in failed:
-        reason = (each.error() or "launched since") if task == "first" else "not verified"
-        print(f"{task} of {each.name}: {each.problem}: {reason}")
+    failures, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)
+    for each in failures:
+        print(f"{each.task} of {each.sampler}: {each.problem}: {each.error}")
     print(*(f"{seconds:.0f} s: {name}" for name, seconds in spent.most_common(12)), sep="\n")
     print(
         f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s ({spent.total():.0f} s of all "
-        f"processes, without their start); {len(failed)} cells failed"
+        f"processes, without their start); {len(failures)} failures"
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 
 from fsbench.discover import available, discover
+from fsbench.errors import describe
 from fsbench.inputs import TORCH_DTYPES, serving
 from fsbench.measure.gate import GateKey, failed_checks, setting_of
 from fsbench.measure.plan import Job
@@ -90,14 +91,14 @@ def _collect(
     while open_pipes and (ready := wait(open_pipes, job.seconds)):
         for pipe in cast(list[Connection], ready):
             try:
-                task, name, problem, passed, seconds = pipe.recv()
+                task, name, problem, error, seconds = pipe.recv()
             except (EOFError, OSError):
                 open_pipes.remove(pipe)
                 continue
             if task == "first":
                 done += 1
                 report.report(0, total, f"compiling ahead: {done} of {total} cells, {name}")
-            if passed:
+            if not error:
                 compiled.phases[task] += seconds
                 if task == "first":
                     compiled.first_call_s[name, problem] = seconds
@@ -115,7 +116,7 @@ def end(process: BaseProcess) -> None:
 
 
 def main(job: Job, cells: Sequence[Cell], pipe: Connection) -> None:
-    """Run a worker process: send (task, sampler, problem, whether it succeeded, seconds)."""
+    """Run a worker process: send (task, sampler, problem, what was wrong or "", seconds)."""
     end_with_server()
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -139,17 +140,16 @@ def main(job: Job, cells: Sequence[Cell], pipe: Connection) -> None:
                 gates.add(key)
                 tasks.insert(0, "gate")
             for task in tasks:
-                begin = time.perf_counter()
+                begin, error = time.perf_counter(), ""
                 try:
                     provider = available(samplers[cell.provider], job.device)
-                    passed = True
                     if task == "gate":
-                        passed = not failed_checks(provider, problem)
+                        error = failed_checks(provider, problem)
                     else:
                         _call_once(provider, problem, weights)
-                except BaseException:  # the measuring process meets and reports it again
-                    passed = False
-                pipe.send((task, cell.provider, problem, passed, time.perf_counter() - begin))
+                except BaseException as raised:  # the measuring process meets and reports it again
+                    error = describe(raised)
+                pipe.send((task, cell.provider, problem, error, time.perf_counter() - begin))
     os._exit(0)
 
 
