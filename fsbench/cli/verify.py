@@ -106,9 +106,10 @@ def verify(
     each check detects. A correct sampler fails with probability 1e-6; seeds are fixed.
 
     Verdicts: ok; not exact, for a sampler that stays within the deviation that it
-    declares; FAILED. The table has all checks of one sampler, or the checks of
-    several samplers that are not ok. A sentence per sampler follows: passed, or
-    rejected and why; then the commands that repeat the failed checks.
+    declares; FAILED. The table has all checks of one sampler; of several, a line
+    for each, with the worst that was found (clean, declared, bias or defect), and
+    its checks that are not ok. A sentence per sampler follows: passed, or rejected
+    and why; then the commands that repeat the failed checks.
 
     Exit code 0 if all samplers passed or stayed within declared deviations, 1 for a
     bias, 5 for a defect, 4 if a sampler given by --provider cannot run here.
@@ -180,22 +181,24 @@ def _table(samplers: Collection[Audited]) -> Table:
     """Return a table of all checks of one sampler, or of the checks of several that are not ok."""
     title = "; ".join(dict.fromkeys(each.on for each in samplers))
     table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
-    for column in ("sampler", "check", "verdict", "draws", "p", "seen", "would find"):
+    several = len(samplers) > 1
+    table.add_column("sampler, check" if several else "check", no_wrap=True)
+    for column in ("verdict", "draws", "p", "seen", *([] if several else ["would find"])):
         table.add_column(column, overflow="fold")
     for each in samplers:
-        shown = [line for line in each.lines if len(samplers) == 1 or line["verdict"] != "ok"]
+        shown = [line for line in each.lines if not several or line["verdict"] != "ok"]
+        if several:
+            passed = f"{each.checks - len(shown)} of {each.checks} checks ok"
+            table.add_row(each.sampler, each.severity, _short(each.draws), "", passed)
         for line in shown:
-            table.add_row(
-                each.sampler,
-                line["name"],
+            cells = [
+                ("  " if several else "") + line["name"],
                 line["verdict"],
                 _short(line["draws"]),
                 "" if line["p_value"] is None else f"{line['p_value']:.2g}",
                 escape(line["detail"]),
-                escape(line.get("detects") or ""),
-            )
-        if not shown:
-            table.add_row(each.sampler, f"{each.checks} checks", "ok", _short(each.draws))
+            ]
+            table.add_row(*cells, *([] if several else [escape(line.get("detects") or "")]))
     return table
 
 

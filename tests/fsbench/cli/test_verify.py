@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from tree import newest
 
 from fsbench import cli, discover
 from fsbench.machine.packages import package_version
@@ -150,6 +151,21 @@ def test_a_failed_check_exits_by_its_severity(fsbench, sampler, draw, kind, seve
     *_, verdict, repeat = out.splitlines()
     assert verdict.startswith("mine rejected: ")
     assert repeat.startswith("again: fsbench verify --provider mine ")
+
+
+def test_the_table_of_several_samplers_has_a_line_for_each_and_their_failed_checks(
+    fsbench, monkeypatch
+):
+    """Names are whole in 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = fsbench(newest("audit"))
+    assert code == 1
+    rows = [line.split() for line in out.splitlines()]
+    assert ["flash_sampling_all_reduce", "clean"] in [row[:2] for row in rows]
+    begin = next(i for i, row in enumerate(rows) if row[:2] == ["flashinfer_gumbel", "bias"])
+    passed, of, checks, *_ = rows[begin][-5:]
+    assert of == "of" and int(passed) < int(checks)
+    assert rows[begin + 1][:2] == ["fit", "FAILED"]
 
 
 @pytest.mark.parametrize(
