@@ -242,12 +242,14 @@ def _measured(
 
 
 def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
-    """Return the time and commit of each run, the earliest first."""
+    """Return the time, commit and version of Triton of each run, the earliest first."""
     from fsbench.records.store import read_environment
 
     records = {folder: read_environment(Path(folder)) for folder in folders}
     return {
-        folder: {name: str(records[folder].get(name) or "?") for name in ("utc", "git_sha")}
+        folder: {
+            name: str(records[folder].get(name) or "?") for name in ("utc", "git_sha", "triton")
+        }
         for folder in sorted(folders, key=lambda folder: str(records[folder].get("utc")))
     }
 
@@ -347,9 +349,10 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     alone = [each["b"] for each in facts["advice"] if each["instead_of"] is None]
     print_(table(columns, rows, padding=0))
     for folder, letter in runs.items():
-        utc, commit = facts["runs"][folder].values()
-        when = utc[:16].replace("T", " ")
-        print_(f"run {letter}: {Path(folder).name}, {when} UTC, commit {commit[:7]}")
+        run = facts["runs"][folder]
+        when, commit = run["utc"][:16].replace("T", " "), run["git_sha"][:7]
+        triton = f", Triton {run['triton']}" if run["triton"] != "?" else ""
+        print_(f"run {letter}: {Path(folder).name}, {when} UTC, commit {commit}{triton}")
     notes = {
         "as fast, as the intervals overlap": [f"{n} at B = {_numbers(B)}" for n, B in ties.items()],
         "peak memory in addition to weight and hidden": [

@@ -187,7 +187,7 @@ def test_every_number_from_the_committed_results_is_in_a_record(facts):
         assert times[each["instead_of"]] == pytest.approx(each["instead_us"], rel=1e-5)
         assert each["instead_us"] > each["us"]
         environment = read_environment(Path(each["folder"]))
-        expected = {name: environment[name] for name in ("utc", "git_sha")}
+        expected = {name: environment[name] for name in ("utc", "git_sha", "triton")}
         assert result["runs"][each["folder"]] == expected
         assert each["best"] == "flash_sampling_auto"  # not one of the kernels that it chooses
     assert result["unmeasured"] == "B = 100"
@@ -196,10 +196,12 @@ def test_every_number_from_the_committed_results_is_in_a_record(facts):
 
 def test_the_latest_run_counts_whatever_its_name(run, tmp_path):
     both = [fused("flash_sampling", 1, 100.0), row("gumbel_argmax", 1, 150.0)]
-    written(tmp_path / "a", both, utc="2026-02-01T00:00:00+00:00", git_sha="1234567890")
+    written(
+        tmp_path / "a", both, utc="2026-02-01T00:00+00:00", git_sha="1234567890", triton="3.9.0"
+    )
     written(tmp_path / "b", [{**each, "median_us": 2 * each["median_us"]} for each in both])
     printed = run("--results", tmp_path, "--d", 4096, "--v", 151936).stdout
-    assert "run a: a, 2026-02-01 00:00 UTC, commit 1234567\n" in printed
+    assert "run a: a, 2026-02-01 00:00 UTC, commit 1234567, Triton 3.9.0\n" in printed
     assert " 100.0 " in printed and " 200.0" not in printed
 
 
