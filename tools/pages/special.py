@@ -91,9 +91,9 @@ def audit_counts(name: str) -> str:
     audits, _ = audited(read_verdicts([RESULTS / record]))
     rows = []
     for each in audits:
-        found = listed(f"`{x.check}`" for x in each.findings if x.severity == each.severity)
+        checks = listed(f"`{x.check}`" for x in each.findings if x.severity == each.severity)
         draws = f"{each.draws / 1e6:,.1f}"
-        rows.append([f"`{each.sampler}`", each.package, each.severity, found, each.checks, draws])
+        rows.append([f"`{each.sampler}`", each.package, each.severity, checks, each.checks, draws])
     heads = ["sampler", "package", "worst found", "by", "checks", "draws, millions"]
     return f"{table(heads, rows, left=4)}\n\n{source(record)}"
 

@@ -163,8 +163,8 @@ def test_the_table_of_several_samplers_has_a_line_for_each_and_their_failed_chec
     rows = [line.split() for line in out.splitlines()]
     assert ["flash_sampling_all_reduce", "clean"] in [row[:2] for row in rows]
     begin = next(i for i, row in enumerate(rows) if row[:2] == ["flashinfer_gumbel", "bias"])
-    passed, of, checks, *_ = rows[begin][-5:]
-    assert of == "of" and int(passed) < int(checks)
+    passed, _, checks, *_ = rows[begin][-5:]  # 9 of 15 checks ok
+    assert int(passed) < int(checks)
     assert rows[begin + 1][:2] == ["fit", "FAILED"]
 
 
