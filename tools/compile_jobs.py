@@ -12,8 +12,8 @@ several ranks, whose shards have other sizes, jobs with separate caches, and sam
 
 compiles the samplers' Triton and Gluon kernels for a GPU that is not here, with their forms
 (--breakdown), into Triton's cache. Triton's keys have its build and no GPU, and entries name their
-absolute path, so a copied cache needs the same build and path. A GPU machine had such a copy once;
-its hits were not counted.
+absolute path, so a copied cache needs the same build and path. GPU machines have had such copies;
+their hits were not counted.
 """
 
 from __future__ import annotations
@@ -118,51 +118,10 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
     return gates + parts
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A sampler's launches on a problem, on zeros.
-
-    paths: of the files that the sampler may be in. forms: launch its forms, too.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    problem: Problem
-    forms: bool = False
-
-    def __call__(self) -> None:
-        with suppress(Exception):  # kernels are compiled by their first launch, then
-            self._launch()
-
-    def _launch(self) -> None:
-        problem = self.problem
-        provider = _discovered(self.paths)[self.name].provider
-        assert provider is not None
-        served = serving(provider, problem.weights)
-        plan = Plan([problem], [], forms=self.forms)
-        builds: list[Callable[[Tensor], Launch]] = [partial(served.build, problem)]
-        for build in [*builds, *form_builds(plan, served, problem).values()]:
-            launch_once(problem, build)
-
-
-@cache
-def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
-    return discover(map(Path, paths))
-
-
-class Failure(NamedTuple):
-    """A task (gate or first) of a sampler that failed on a problem, and why."""
-
-    task: str
-    sampler: str
-    problem: Problem
-    error: str
-
-
 class Tried(NamedTuple):
-    """Failures, and seconds of all processes by sampler."""
+    """Cells that failed, each with its error, and the seconds of all processes by sampler."""
 
-    failures: list[Failure]
+    failed: list[str]
     seconds: Counter[str]
 
 
@@ -193,11 +152,44 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
                     continue
                 tried.seconds[name] += seconds
                 if error:
-                    tried.failures.append(Failure(task, name, problem, error))
+                    tried.failed.append(f"{task} of {name}: {problem}: {error}")
     finally:
         for process in running.values():
             compile_ahead.end(process)
     return tried
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A sampler's launches on a problem, on tensors without memory.
+
+    paths: of the files that the sampler may be in. forms: launch its forms, too.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    problem: Problem
+    forms: bool
+
+    def __call__(self) -> None:
+        with suppress(Exception):  # kernels are compiled by their first launch, then
+            self.launch()
+
+    def launch(self) -> None:
+        """Build the sampler and its forms, and launch each once."""
+        problem = self.problem
+        provider = _discovered(self.paths)[self.name].provider
+        assert provider is not None
+        served = serving(provider, problem.weights)
+        plan = Plan([problem], [], forms=self.forms)
+        builds: list[Callable[[Tensor], Launch]] = [partial(served.build, problem)]
+        for build in [*builds, *form_builds(plan, served, problem).values()]:
+            launch_once(problem, build)
+
+
+@cache
+def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
+    return discover(map(Path, paths))
 
 
 def launches(jobs: Iterable[Job]) -> list[Launched]:
@@ -249,13 +241,12 @@ def main(arguments: list[str] | None = None) -> None:
     to_do = tasks(runs)
     begin = time.monotonic()
     # Not len(gpus): NVML also counts what CUDA_VISIBLE_DEVICES hides.
-    failures, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)
-    for each in failures:
-        print(f"{each.task} of {each.sampler}: {each.problem}: {each.error}")
+    failed, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)
+    print(*failed, sep="\n")
     print(*(f"{seconds:.0f} s: {name}" for name, seconds in spent.most_common(12)), sep="\n")
     print(
         f"{len(to_do)} tasks in {time.monotonic() - begin:.0f} s ({spent.total():.0f} s of all "
-        f"processes, without their start); {len(failures)} failures"
+        f"processes, without their start); {len(failed)} cells failed"
     )
 
 

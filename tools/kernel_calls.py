@@ -16,7 +16,6 @@ import torch
 
 from fsbench import kernels
 from fsbench.discover import discover
-from fsbench.inputs import TORCH_DTYPES
 from fsbench.kernels import (
     DraftVocabulary,
     Penalties,
@@ -26,7 +25,7 @@ from fsbench.kernels import (
 )
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.warming.absent_ranks import absent_ranks
-from fsbench.kernels.warming.offline import CHIPS, Chip
+from fsbench.kernels.warming.offline import CHIPS, DTYPES, Chip
 from fsbench.problem import Problem
 from fsbench.provider import Provider, Shard
 
@@ -293,10 +292,9 @@ def _launching(build: Any, problem: Problem) -> Callable[[], None]:
 
 def launch_once(problem: Problem, build: Callable[[torch.Tensor], Any]) -> None:
     """Build a sampler, by a function weight -> launch, and launch it on zeros."""
-    dtype, device = TORCH_DTYPES[problem.dtype], problem.device
-    weight = torch.zeros(problem.V, problem.D, dtype=dtype, device=device)
-    counter = torch.zeros(1, dtype=torch.int64, device=device)
-    build(weight)(weight.new_zeros(problem.B, problem.D), counter, counter)
+    dtype = DTYPES[problem.dtype]
+    launch = build(zeros(problem.V, problem.D, dtype=dtype))
+    launch(zeros(problem.B, problem.D, dtype=dtype), whole(1), whole(1))
 
 
 def _launch_sharded(provider: Provider, ranks: int) -> None:

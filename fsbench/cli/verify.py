@@ -178,12 +178,15 @@ def verify(
 
 
 def _table(samplers: Collection[Audited]) -> Table:
-    """Return a table of all checks of one sampler, or of the checks of several that are not ok."""
+    """Return a table of one sampler's checks; or of several samplers, with checks that are not ok.
+
+    If there are several, each has a line above its checks.
+    """
     title = "; ".join(dict.fromkeys(each.on for each in samplers))
     table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
     several = len(samplers) > 1
     table.add_column("sampler, check" if several else "check", no_wrap=True)
-    for column in ("verdict", "draws", "p", "seen", *([] if several else ["would find"])):
+    for column in ("verdict", "draws", "p", "seen", "would find")[: 4 if several else 5]:
         table.add_column(column, overflow="fold")
     for each in samplers:
         shown = [line for line in each.lines if not several or line["verdict"] != "ok"]
@@ -197,8 +200,9 @@ def _table(samplers: Collection[Audited]) -> Table:
                 _short(line["draws"]),
                 "" if line["p_value"] is None else f"{line['p_value']:.2g}",
                 escape(line["detail"]),
+                escape(line.get("detects") or ""),
             ]
-            table.add_row(*cells, *([] if several else [escape(line.get("detects") or "")]))
+            table.add_row(*cells[: len(table.columns)])
     return table
 
 

@@ -96,6 +96,12 @@ def compare(
     return sum(map(len, ratios.values())), wrong
 
 
+def mean_times(records_of_shape: list[dict[str, float]]) -> dict[str, float]:
+    """Return the geometric mean of each way that all records of a shape have timed."""
+    timed = set.intersection(*map(set, records_of_shape))
+    return {way: geometric_mean(each[way] for each in records_of_shape) for way in timed}
+
+
 def test_the_faster_fused_kernel_is_chosen(gpu):
     folder, device = gpu
 
@@ -131,10 +137,11 @@ def test_the_fastest_way_to_token_noise_is_chosen(monkeypatch):
     together = defaultdict(list)
     for cell, times in records("h200").items():
         if {*TOKEN_WAYS, SCREENED} <= times.keys():
-            together[cell.B, cell.D, cell.V].append(times)
+            ways = {way: times[way][0] for way in (*TOKEN_WAYS, SCREENED)}
+            together[cell.B, cell.D, cell.V].append(ways)
     compared, wrong = 0, []
     for shape, every in together.items():
-        mean = {way: geometric_mean(t[way][0] for t in every) for way in (*TOKEN_WAYS, SCREENED)}
+        mean = mean_times(every)
         tiles = choice.config_for(*shape, device, 2, True, "token", "auto", None)
         of_weight = TOKEN_WAYS[isinstance(tiles, HopperConfig)]
         B, D, V = shape
@@ -189,8 +196,7 @@ def test_the_fastest_tiles_are_chosen(monkeypatch, folder, call, epilogue, least
         together[job, cell.B, cell.D, cell.V].append(ways)
     wrong = []
     for (job, *shape), every in together.items():
-        timed = set.intersection(*map(set, every))
-        mean = {way: geometric_mean(ways[way] for ways in every) for way in timed}
+        mean = mean_times(every)
         tiles = choice.config_for(*shape, device, 2, True, "group", "auto", None, epilogue)
         hopper = isinstance(tiles, HopperConfig)
         chosen = names.get(str(tiles), "hopper") if hopper else "portable"
