@@ -83,7 +83,7 @@ def hopper_is_faster(
     With weights of one byte it is faster above 32 rows. With others it is faster above
     portable_rows, and at fewer rows that need tiles of portable_rows and do not fill them: the
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
-    an H100: results/h200/sweep-20261128, results/h100/sweep-20261126).
+    an H100: results/h200/sweep-20261128, results/h100/sweep-20261128).
 
     With log-probabilities or stored logits it is the slower one at some rows (TILES_FOR).
     """

@@ -198,7 +198,7 @@ def test_below_numbers_of_a_run_are_the_warnings_of_its_report() -> None:
 
 def test_speedups_of_the_authors_kernel_are_ratios_within_runs() -> None:
     """Table 4 at B = 64 over FI2, from the raw times."""
-    run = "h100/paper-20261126"
+    run = "h100/paper-20261128"
     raw = read_csv(ROOT / "results" / run).query("d == 4096 and b == 64").set_index("provider")
     rows = computed.beside_the_paper(run)
     (cell,) = rows.query("d == 4096 and b == 64 and method == 'FI2'").itertuples()
