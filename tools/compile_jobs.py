@@ -95,12 +95,14 @@ def tasks(jobs: Iterable[Job]) -> list[Task]:
         # Providers cannot be pickled; a process discovers them by name.
         both = replace(job, plan=replace(job.plan, problems=[], providers=[]))
         first_only = replace(both, plan=replace(both.plan, check=False))
-        tuned = {each.name for each in job.plan.providers if each.provider and each.provider.tunes}
+        entries = {each.name: each for each in job.plan.providers}
         for cell in job.plan.cells("", job.timer, job.l2):
             problem = replace(cell.problem, logits="normal:1")  # the call is made with zeros
             setting = (cell.provider, setting_of(problem))
             is_verified = job.plan.check and cell.kind != str(Kind.LOWER_BOUND)
-            if cell.provider in tuned:
+            entry = entries[cell.provider]
+            tunes = entry.provider and entry.provider.tunes
+            if tunes or entry.refusal(cell.problem, can_run=False):
                 continue
             if is_verified and setting not in settings:
                 settings.add(setting)

@@ -60,6 +60,13 @@ def test_samplers_that_autotune_and_other_jobs_are_left_to_the_record():
     assert [compile_jobs.measured(each) for each in others] == [None] * 3
 
 
+def test_a_problem_that_a_sampler_does_not_take_is_left_out():
+    draft = ["--provider-path", str(ROOT / "tools" / "cases" / "drafts.py")]
+    assert called(compile_jobs.tasks([one_sampler("verify_token", "1,4", *draft)])) == [
+        ("verify_token", 4, False)
+    ]
+
+
 def test_each_sampler_of_the_shipped_jobs_is_called_and_verified_as_they_do(monkeypatch):
     monkeypatch.chdir(ROOT)
     shipped = map(compile_jobs.measured, read_jobs(ROOT / "tools" / "record.toml", "h200"))
@@ -76,10 +83,10 @@ def test_each_sampler_of_the_shipped_jobs_is_called_and_verified_as_they_do(monk
         if part.plan.check
     }
     for each in jobs:
-        tuned = {one.name for one in each.plan.providers if one.provider.tunes}
+        entries = {one.name: one for one in each.plan.providers if not one.provider.tunes}
         for cell in each.plan.cells("", each.timer, each.l2):
-            if cell.provider not in tuned:
-                problem = cell.problem
+            problem, entry = cell.problem, entries.get(cell.provider)
+            if entry and not entry.refusal(problem, can_run=False):
                 assert (cell.provider, problem.D, problem.V, problem.B) in parts
                 if each.plan.check and cell.kind != str(Kind.LOWER_BOUND):
                     assert (cell.provider, setting_of(problem)) in verified
@@ -91,7 +98,7 @@ def test_processes_verify_and_call_samplers_and_failures_are_named(tmp_path):
     path.write_text(
         "from fsbench.provider import Capabilities, Kind, Provider\n"
         "def build(problem, weight):\n    raise ValueError('not today')\n"
-        "on_cpu = Capabilities(devices=('cpu',))\n"
+        "on_cpu = Capabilities(devices=('cpu',), dtypes=('fp32',))\n"
         "PROVIDER = Provider('fails', 'fails', Kind.EXACT, build, capabilities=on_cpu)\n"
     )
     options = shlex.join([*TINY, "--provider-path", str(path)])
