@@ -48,6 +48,9 @@ Grid, stream, function, cooperative, PDL, two scratch buffers, metadata, hook me
 """
 _STREAM = 3
 
+Scratch = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Memory that launches need: name of the kernel's argument -> shape and dtype."""
+
 LAUNCHES: dict[Hashable, Any] = {}
 """The cache: key -> launch."""
 
@@ -147,35 +150,81 @@ class Launch:
     def __init__(self, kernel: Any, grid: tuple[int, ...], fixed: dict[str, Any]):
         self.kernel, self.grid = kernel, grid
         self.fixed = {**dict.fromkeys(kernel.arg_names), **fixed}
-        self._direct: Callable[[Sequence[Any]], None] | None = None
+        self.moving = self.fixed.keys() - fixed.keys()
+        self.direct: Callable[[Sequence[Any]], None] | None = None
 
     def __call__(self, moving: dict[str, Any]) -> None:
         """Launch on the current device and stream.
 
         Args:
             moving: the other arguments by name: tensors, descriptors, floats, None, or integers
-                that are not compile-time constants. Calls of one key have the same names in the
-                same order.
+                that Triton does not specialize. Calls of one key have the same names in the same
+                order.
 
         Raises:
             InvalidArgument: the kernel has no argument of a name whose value is not None.
         """
-        if self._direct is None:
+        if self.direct is None:
             present = {name: value for name, value in moving.items() if value is not None}
-            for name in present:
-                if name not in self.fixed:
-                    raise InvalidArgument(
-                        f"kernel: expected one with an argument {name}; got {self.kernel}"
-                    )
-            self._direct = _bound(self.kernel, self.grid, {**self.fixed, **present}, list(present))
+            _check_names(present, [self])
+            self.direct = _bound(self.kernel, self.grid, {**self.fixed, **present}, list(present))
         else:
-            self._direct(
+            self.direct(
                 [
                     x.data_ptr() if isinstance(x, Tensor) else x
                     for x in moving.values()
                     if x is not None
                 ]
             )
+
+
+def _check_names(names: Iterable[str], launches: Sequence[Launch]) -> None:
+    for name in names:
+        if not any(name in launch.fixed for launch in launches):
+            kernels = ", ".join(str(launch.kernel) for launch in launches)
+            raise InvalidArgument(f"kernel: expected one with an argument {name}; got {kernels}")
+
+
+class LaunchSequence:
+    """Launches of one key, one after the other, whose arguments of one name are equal.
+
+    Args:
+        scratch: arguments that each call allocates.
+    """
+
+    def __init__(self, launches: Sequence[Launch], scratch: Scratch, device: torch.device):
+        self.launches, self.scratch, self.device = launches, scratch, device
+        self._steps: list[tuple[Any, list[str]]] = []
+
+    def __call__(self, moving: dict[str, Any]) -> None:
+        """Launch each kernel with those of the arguments that it has and that are not constant.
+
+        Args:
+            moving: as a Launch takes them, for all kernels.
+
+        Raises:
+            InvalidArgument: no kernel has an argument of a name whose value is not None.
+        """
+        moving = moving | {
+            name: torch.empty(*shape, dtype=dtype, device=self.device)
+            for name, (shape, dtype) in self.scratch.items()
+        }
+        if self._steps:
+            values = {
+                name: x.data_ptr() if isinstance(x, Tensor) else x for name, x in moving.items()
+            }
+            for direct, names in self._steps:
+                direct([values[name] for name in names])
+            return
+        present = {name: value for name, value in moving.items() if value is not None}
+        _check_names(present, self.launches)
+        steps = []
+        for launch in self.launches:
+            own = {name: x for name, x in present.items() if name in launch.moving}
+            launch(own)
+            steps.append((launch.direct, list(own)))
+        if all(direct is not None for direct, _ in steps):  # not in the interpreter
+            self._steps = steps
 
 
 def launch_kernel(

@@ -175,7 +175,9 @@ def truncated_sample(
         check_penalties(penalties, B, device)
         # Penalties change the logits after they are stored, so a draw before that is not used.
         request = request._replace(noise="none")
-    choose(hidden, weight, request.noise, kernel, config)  # raises if the config cannot run
+    runs = runs_kernels(device, hidden.dtype)
+    if config is not None or not runs:  # otherwise the first launch of its kind makes the choice
+        choose(hidden, weight, request.noise, kernel, config)  # raises if the config cannot run
     empty = partial(torch.empty, device=device)
     sample = TruncatedSample(
         empty(B, dtype=torch.int64),
@@ -197,7 +199,7 @@ def truncated_sample(
     if head is not None and chosen is not None:
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)
-    elif runs_kernels(device, hidden.dtype):
+    elif runs:
         truncated.launch.launch(request, config, filters, penalties, sample, logprob_request)
     else:
         _by_reference(request, filters, penalties, sample, logprob_request)

@@ -19,6 +19,7 @@ others. A row takes part in those of the next launches that its plan names.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,18 +30,25 @@ from fsbench.kernels import fused
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
-from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.launch.launch_cache import (
+    Launch,
+    LaunchSequence,
+    Scratch,
+    cached,
+    launch_key,
+)
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import Sample, TruncatedSample
+from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.truncated import long_rows, search
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.penalties import Penalties, TokenHistory, amounts
 from fsbench.kernels.truncated.row_plan import NUMBERS, PLAN, pdl_options
 from fsbench.kernels.truncated.select import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.support import launch_fields
-from fsbench.kernels.truncated.top_p import is_alone, launch_redraws, tests_needed
+from fsbench.kernels.truncated.top_p import is_alone, redraw_launches, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -67,19 +75,14 @@ class Launches(NamedTuple):
     race: bool = False
 
 
-def launches_for(
-    filters: Filters, B: int, groups: int, *, only_tokens: bool, tested: bool
-) -> Launches:
-    """Return the row of the module's table for a call.
+def launches_for(filters: Filters, B: int, groups: int, *, tested: bool) -> Launches:
+    """Return the row of the module's table for a call that stores logits, all but the first row.
 
     Args:
         groups: of 32 tokens, in a row.
-        only_tokens: whether there are no penalties, and only tokens and valid are requested.
         tested: whether rows may be tested, (*) of the table.
     """
     top_k, top_p, _ = filters
-    if only_tokens and filters.keep_all():
-        return Launches()
     if tested and isinstance(top_p, float) and is_alone(filters):
         return Launches(redraws=2 * tests_needed(top_p, B) - 1)
     if is_small(top_k):
@@ -104,6 +107,46 @@ PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
+class Call(NamedTuple):
+    """The arguments of `finish`."""
+
+    request: Request
+    stored: StoredLogits
+    filters: Filters
+    penalties: Penalties | None
+    sample: TruncatedSample
+
+    def needs_cutoff(self) -> bool:
+        """Return whether a field is requested that depends on the cutoff."""
+        sample = self.sample
+        return not (sample.kept is sample.kept_logprob is sample.support is None)
+
+    def steps(self) -> tuple[Launches, bool]:
+        """Return the launches, and whether rows may be tested, (*) of the module's table."""
+        request, stored, filters, penalties, _ = self
+        B, stride = stored.logits.shape
+        tested = penalties is None and request.noise != "none" and not self.needs_cutoff()
+        return launches_for(filters, B, stride // GROUP.value, tested=tested), tested
+
+    def key(self, tensors: Iterable[Tensor | None], *choices: object) -> Hashable:
+        """Return the key of a FilterLaunch. Numbers of filters and penalties are not in it.
+
+        Args:
+            tensors: those of `stored`, unless `stored` is always allocated for the launch.
+            choices: as launch_key takes them.
+        """
+        request, _, filters, penalties, sample = self
+        numbers: tuple[Any, ...] = filters
+        history: Iterable[Tensor] = ()
+        if penalties is not None:
+            numbers += penalties[1:]
+            history = _history_arguments(penalties.history).values()
+        by_row = [x for x in numbers if isinstance(x, Tensor)]
+        types = tuple(map(type, numbers))
+        results = (*tensors, *sample, *history, *by_row)
+        return launch_key(request, results, self.steps(), chunk(filters.top_k), types, *choices)
+
+
 def launch(
     request: Request,
     config: TileConfig | HopperConfig | None,
@@ -117,20 +160,26 @@ def launch(
     logprob_request: the request at the temperature of sample.logprob and top_logprob, if that
         differs.
     """
-    B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
-    only_tokens = penalties is None and all(x is None for x in sample[2:])
-    groups = stride_for(V) // GROUP.value
-    if not any(launches_for(filters, B, groups, only_tokens=only_tokens, tested=False)):
+    if penalties is None and filters.keep_all() and all(x is None for x in sample[2:]):
         fused.launch.launch(request, "auto", config, Sample(sample.tokens, sample.valid))
         return
-    stored = allocate(B, V, device, largest=True)
+    B, device = request.hidden.shape[0], request.hidden.device
+    stored = allocate(B, request.vocab_size, device, largest=True)
     logz = None
     needs_mass = sample.logprob is not None or sample.top_logprob is not None
     if needs_mass and penalties is None and logprob_request is None:  # both would change log Z
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
-    masses = fused.launch.launch(request, "auto", config, out, stored)
-    finish(request, stored, filters, penalties, sample, masses, logprob_request)
+    call = Call(request, stored, filters, penalties, sample)
+
+    def prepare() -> tuple[fused.launch.FusedLaunch, FilterLaunch]:
+        stride = stored.logits.shape[1]
+        return fused.launch.FusedLaunch(request, "auto", config, out, stride), FilterLaunch(call)
+
+    # stored and logz were allocated above: the shapes of the request decide theirs.
+    fused_launch, filter_launch = cached(call.key((), config, logz is None), prepare)
+    masses = fused_launch(request, out, stored)
+    filter_launch(call, masses, logprob_request)
 
 
 def finish(
@@ -139,8 +188,6 @@ def finish(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
-    masses: Tensor | None = None,
-    logprob_request: Request | None = None,
 ) -> None:
     """Filter stored logits and draw.
 
@@ -148,164 +195,149 @@ def finish(
         request: its weight is not read.
         sample: its tokens are draws from the whole vocabulary. They are ignored with penalties, and
             if the request's noise is "none".
-        logprob_request: as in launch.
-        masses: what the fused kernel's launch returned (fused.launch.launch).
     """
-    B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
-    stride = stored.logits.shape[1]
-    history = None if penalties is None else penalties.history
-    needs_cutoff = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
-    tested = history is None and request.noise != "none" and not needs_cutoff
-    steps = launches_for(filters, B, stride // GROUP.value, only_tokens=False, tested=tested)
-    if steps.redraws:
-        assert isinstance(filters.top_p, float)
+    call = Call(request, stored, filters, penalties, sample)
+    cached(call.key(stored), FilterLaunch, call)(call)
+
+
+class FilterLaunch:
+    """The launches after the fused kernel, for all calls of one key."""
+
+    def __init__(self, call: Call):
+        (B, stride), self.device = call.stored.logits.shape, call.stored.logits.device
+        steps, tested = call.steps()
+        self.redraws = steps.redraws > 0
+        if self.redraws:
+            launches, scratch = redraw_launches(call.request, steps.redraws, B, stride)
+        else:
+            launches, scratch = _look_launches(call, steps, tested)
+        self.run = LaunchSequence(launches, scratch, self.device)
+        self.has_fields = any(field is not None for field in call.sample[2:])
+
+    def __call__(
+        self, call: Call, masses: Tensor | None = None, logprob_request: Request | None = None
+    ) -> None:
+        """Launch for a call of the same key.
+
+        Args:
+            masses: what the fused kernel's launch returned (fused.launch.launch).
+            logprob_request: as in launch.
+        """
+        request, stored, filters, penalties, sample = call
+        B, device, cuts = stored.logits.shape[0], self.device, None
+        moving: dict[str, Any] = {
+            "logits_ptr": stored.logits,
+            "seed_ptr": request.seed,
+            "offset_ptr": request.offset,
+            "temperature": request.temperature,
+            "tokens_ptr": sample.tokens,
+            "valid_ptr": sample.valid,
+        }
         with launching_on(device):
-            launch_redraws(request, filters.top_p, steps.redraws, stored.logits, sample)
-            launch_fields(request, logprob_request or request, stored, masses, None, sample)
-        return
-    few = chunk(filters.top_k)
-    group_list = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
-    most = min(few * GROUP.value, GATHERED.value)
-    keys = torch.empty(B, most, dtype=torch.int64, device=device)
-    plan = numbers = None
-    if steps.race:
-        plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
-        numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
-    if history is None and request.noise == "none":
-        history = TokenHistory(B, 1, device)  # empty: the kernel ignores sample.tokens
-    cuts = None
-    if needs_cutoff:
-        cuts = torch.empty(B, dtype=torch.int64, device=device)
-    # By argument of the kernel: a number, or a tensor [B].
-    each = {**filters._asdict(), **amounts(penalties)}
-    with launching_on(device):
-        launch_kernel(
-            sampling_look_kernel,
-            device,
-            (B,),
-            logits_ptr=stored.logits,
-            largest_ptr=stored.largest,
-            found_ptr=group_list,
-            keys_ptr=keys,
-            plan_ptr=plan,
-            numbers_ptr=numbers,
-            seed_ptr=request.seed,
-            offset_ptr=request.offset,
-            temperature=request.temperature,
-            history_ptr=None if history is None else history.tokens,
-            counts_ptr=None if history is None else history.counts,
-            lengths_ptr=None if history is None else history.lengths,
-            tokens_ptr=sample.tokens,
-            valid_ptr=sample.valid,
-            cuts_ptr=cuts,
-            V=V,
-            stride=stride,
-            capacity=1 if history is None else history.tokens.shape[1],
-            **each,
-            **per_row(request),
-            **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
-            GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
-            CHUNK=few,
-            TESTS=tested and plan is not None,
-            **pdl_options(device),
-            num_warps=8,
-            maxnreg=LOOK_REGISTERS if multiprocessors(device) < B else None,
-        )
-        if plan is not None and numbers is not None:
-            _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)
-        launch_fields(request, logprob_request or request, stored, masses, cuts, sample)
+            if self.redraws:
+                work = workspace(B, device)
+                moving["top_p"] = filters.top_p
+                moving["keys_ptr"], moving["arrivals_ptr"] = work.keys, work.arrivals
+            else:
+                if call.needs_cutoff():
+                    cuts = torch.empty(B, dtype=torch.int64, device=device)
+                moving |= {"largest_ptr": stored.largest, "cuts_ptr": cuts}
+                moving |= {**filters._asdict(), **amounts(penalties)}
+                if penalties is not None:
+                    moving |= _history_arguments(penalties.history)
+                elif request.noise == "none":  # with a history the kernel ignores sample.tokens
+                    moving |= _history_arguments(TokenHistory(B, 1, device))
+            self.run(moving)
+            if self.has_fields:
+                launch_fields(request, logprob_request or request, stored, masses, cuts, sample)
 
 
-def _launch_rows(
-    request: Request,
-    steps: Launches,
-    stored: StoredLogits,
-    plan: Tensor,
-    numbers: Tensor,
-    sample: TruncatedSample,
-    cuts: Tensor | None,
-    tested: bool,
-) -> None:
-    """Launch many programs for each row that sampling_look_kernel did not finish.
+def _history_arguments(history: TokenHistory) -> dict[str, Tensor]:
+    return {
+        "history_ptr": history.tokens,
+        "counts_ptr": history.counts,
+        "lengths_ptr": history.lengths,
+    }
+
+
+def _look_launches(call: Call, steps: Launches, tested: bool) -> tuple[list[Launch], Scratch]:
+    """Return the launch of sampling_look_kernel and those that follow it, and their scratch.
 
     tested: whether rows may be tested, (*) of the module's table.
     """
-    logits = stored.logits
-    B, stride = logits.shape
+    request, stored, filters, penalties, _ = call
+    (B, stride), device = stored.logits.shape, stored.logits.device
+    few = chunk(filters.top_k)
+    numbers = {**filters._asdict(), **amounts(penalties)}
+    fixed = {
+        "V": request.vocab_size,
+        "stride": stride,
+        "capacity": 1 if penalties is None else penalties.history.tokens.shape[1],
+        **per_row(request),
+        **{f"{name.upper()}_PER_ROW": isinstance(x, Tensor) for name, x in numbers.items()},
+        "GROUPS": max(32, 1 << (stride // GROUP.value - 1).bit_length()),
+        "CHUNK": few,
+        "TESTS": tested and steps.race,
+        **pdl_options(device),
+        "num_warps": 8,
+        "maxnreg": LOOK_REGISTERS if multiprocessors(device) < B else None,
+    }
+    look = Launch(sampling_look_kernel, (B,), fixed)
+    scratch: Scratch = {
+        "found_ptr": ((B, HEADER.value + few), torch.int32),
+        "keys_ptr": ((B, min(few * GROUP.value, GATHERED.value)), torch.int64),
+    }
+    if not steps.race:
+        return [look], scratch
+    launches, row_scratch = _row_launches(request, steps, B, stride, tested)
+    return [look, *launches], scratch | row_scratch
+
+
+def _row_launches(
+    request: Request, steps: Launches, B: int, stride: int, tested: bool
+) -> tuple[list[Launch], Scratch]:
+    """Return launches of many programs for each row that sampling_look_kernel does not finish.
+
+    tested: whether rows may be tested, (*) of the module's table.
+    """
     blocks = triton.cdiv(stride, search.BLOCK.value)
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
-    rows = max(32, triton.next_power_of_2(B))
+    per = per_row(request)
     common: dict[str, Any] = {
-        "logits_ptr": logits,
-        "plan_ptr": plan,
-        "numbers_ptr": numbers,
         "B": B,
         "stride": stride,
-        "ROWS": rows,
-        **pdl_options(logits.device),
-    }
-    per = per_row(request)
-    draw_args: dict[str, Any] = {
-        "seed_ptr": request.seed,
-        "offset_ptr": request.offset,
+        "blocks": blocks,
+        "ROWS": max(32, triton.next_power_of_2(B)),
         "SEED_PER_ROW": per["SEED_PER_ROW"],
         "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
-        "tokens_ptr": sample.tokens,
-        "valid_ptr": sample.valid,
+        **pdl_options(request.hidden.device),
     }
-    tops = masses = before = None
+    scratch: Scratch = {
+        "plan_ptr": ((B, PLAN.value), torch.int64),
+        "numbers_ptr": ((B, NUMBERS.value), torch.float32),
+    }
+    launches = []
     if steps.searches:
-        sums = logits.new_empty(B, blocks, search.SECTIONS.value)
+        scratch["sums_ptr"] = ((B, blocks, search.SECTIONS.value), torch.float32)
         if tested:
-            tops, before = (logits.new_empty(B, blocks) for _ in range(2))
-            masses = plan.new_empty(B, blocks, 2)
+            scratch["tops_ptr"] = scratch["before_ptr"] = ((B, blocks), torch.float32)
+            scratch["masses_ptr"] = ((B, blocks, 2), torch.int64)
         for turn in range(steps.searches):
             race = tested and turn % 2 == 1
-            launch_kernel(
-                search.sampling_narrow_kernel,
-                logits.device,
-                grid["race" if race else "search"],
-                **common,
-                **draw_args,
-                sums_ptr=sums,
-                before_ptr=None if turn else before,
-                tops_ptr=tops,
-                masses_ptr=masses,
-                launch=turn,
-                blocks=blocks,
-                RACE=race,
-                num_warps=ROW_WARPS,
+            fixed = {**common, "launch": turn, "RACE": race, "num_warps": ROW_WARPS}
+            if turn:
+                fixed["before_ptr"] = None
+            launches.append(
+                Launch(search.sampling_narrow_kernel, grid["race" if race else "search"], fixed)
             )
     if steps.cutoff:
-        gathered = plan.new_empty(B, long_rows.GATHERED.value)
-        launch_kernel(
-            long_rows.sampling_cutoff_kernel,
-            logits.device,
-            grid["cutoff"],
-            **common,
-            **draw_args,
-            gathered_ptr=gathered,
-            tops_ptr=tops,
-            masses_ptr=masses,
-            cuts_ptr=cuts,
-            launch=steps.searches,
-            blocks=blocks,
-            **CUTOFF,
-        )
-    launch_kernel(
-        long_rows.sampling_race_kernel,
-        logits.device,
-        grid["race"],
-        **common,
-        **draw_args,
-        largest_ptr=stored.largest,
-        tops_ptr=tops,
-        masses_ptr=masses,
-        launch=steps.searches + steps.cutoff,
-        blocks=blocks,
-        **RACE,
-    )
+        scratch["gathered_ptr"] = ((B, long_rows.GATHERED.value), torch.int64)
+        fixed = {**common, "launch": steps.searches, **CUTOFF}
+        launches.append(Launch(long_rows.sampling_cutoff_kernel, grid["cutoff"], fixed))
+    fixed = {**common, "launch": steps.searches + steps.cutoff, **RACE}
+    launches.append(Launch(long_rows.sampling_race_kernel, grid["race"], fixed))
+    return launches, scratch
 
 
 def is_small(top_k: int | Tensor) -> bool:

@@ -28,11 +28,9 @@ from torch import Tensor
 
 from fsbench.kernels.device.rows import noise_of_rows, of_row
 from fsbench.kernels.device.thresholds import INTERPRETED
-from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.launch_cache import Launch, Scratch
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
-from fsbench.kernels.launch.result import TruncatedSample
-from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.noise.arithmetic import LOG2_E
 from fsbench.kernels.noise.contract import split_words, temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, token_of_key
@@ -336,54 +334,44 @@ def tests_needed(top_p: float, B: int) -> int:
     return n
 
 
-def launch_redraws(
-    request: Request, top_p: float, turns: int, logits: Tensor, sample: TruncatedSample
-) -> None:
-    """Replace the tokens of sample.tokens that top-p cuts off by kept ones.
+def redraw_launches(
+    request: Request, turns: int, B: int, stride: int
+) -> tuple[list[Launch], Scratch]:
+    """Return launches that replace tokens that top-p cuts off by kept ones, and their scratch.
+
+    The tokens before are draws from the whole vocabulary.
 
     Args:
         turns: number of tests (tests_needed) and of the races between them; the tokens do not
             depend on it.
-        logits: those of StoredLogits.
-        sample: its tokens are draws from the whole vocabulary.
+        stride: of the logits of StoredLogits.
     """
-    (B, stride), device = logits.shape, logits.device
-    blocks = -(-stride // BLOCK.value)
-    undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
-    largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
-    masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)
-    work = workspace(B, device)
+    blocks, device = -(-stride // BLOCK.value), request.hidden.device
+    launches = []
     for turn in range(turns):
         is_race = turn % 2 == 1
         most = PROGRAMS["race" if is_race else "test"]
         # In the first turn all rows have equally many programs, at most one for each block.
         each = max(1, min(blocks, most // B))
-        launch_kernel(
-            sampling_redraw_kernel,
-            device,
-            (B * each if turn == 0 else max(B, min(B * blocks, most)),),
-            logits_ptr=logits,
-            temperature=request.temperature,
-            top_p=top_p,
-            largest_ptr=largest,
-            masses_ptr=masses,
-            keys_ptr=work.keys,
-            arrivals_ptr=work.arrivals,
-            undecided_ptr=undecided,
-            seed_ptr=request.seed,
-            offset_ptr=request.offset,
-            tokens_ptr=sample.tokens,
-            valid_ptr=sample.valid,
-            turn=turn,
-            turns=turns,
-            B=B,
-            stride=stride,
-            blocks=blocks,
-            ROWS=max(32, 1 << (B - 1).bit_length()),
-            FIRST=turn == 0,
-            RACE=is_race,
-            LAST=turn == turns - 1,
+        grid = (B * each if turn == 0 else max(B, min(B * blocks, most)),)
+        fixed = {
+            "turn": turn,
+            "turns": turns,
+            "B": B,
+            "stride": stride,
+            "blocks": blocks,
+            "ROWS": max(32, 1 << (B - 1).bit_length()),
+            "FIRST": turn == 0,
+            "RACE": is_race,
+            "LAST": turn == turns - 1,
             **per_row(request),
-            num_warps=WARPS,
+            "num_warps": WARPS,
             **pdl_options(device),
-        )
+        }
+        launches.append(Launch(sampling_redraw_kernel, grid, fixed))
+    scratch = {
+        "undecided_ptr": ((turns, B), torch.int32),
+        "largest_ptr": ((B, blocks), torch.float32),
+        "masses_ptr": ((B, blocks, 2), torch.int64),
+    }
+    return launches, scratch

@@ -26,7 +26,7 @@ from fsbench.kernels import (
 )
 from fsbench.kernels.fused.launch import FusedLaunch
 from fsbench.kernels.launch import launch_cache
-from fsbench.kernels.launch.launch_cache import Launch, launch_kernel, launch_key
+from fsbench.kernels.launch.launch_cache import Launch, LaunchSequence, launch_kernel, launch_key
 from fsbench.kernels.launch.request import SMALLEST, checked_request
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 
@@ -94,6 +94,45 @@ def test_no_tensor_is_kept_alive_by_a_launch(launch):
     launch({"first": words, "second": 0.5, "third": None})
     del words
     assert alive() is None
+
+
+@pytest.fixture
+def sequence() -> LaunchSequence:
+    launches = [Launch(Kernel(), (7,), {"fixed": "F"})]
+    launches.append(Launch(Kernel(), (7,), {"fixed": "G", "second": None}))
+    return LaunchSequence(launches, {"third": ((2, 3), torch.int32)}, torch.device("cpu"))
+
+
+def test_kernels_of_a_sequence_get_their_own_arguments_and_the_same_new_memory(sequence):
+    sequence({"second": 0.5, "first": WORDS, "of_another_kernel": None})
+    with mock.patch.object(Launch, "__call__", None):  # it would take the addresses once more
+        sequence({"second": 0.7, "first": WORDS[2:], "of_another_kernel": None})
+    one, two = (launch.kernel for launch in sequence.launches)
+    [first_bound], [second_bound] = one.bound, two.bound
+    memory = first_bound.pop("third")
+    assert memory.shape == (2, 3) and memory.dtype == torch.int32
+    assert second_bound.pop("third") is memory
+    assert first_bound == {"first": WORDS, "fixed": "F", "second": 0.5}
+    assert second_bound == {"first": WORDS, "fixed": "G", "second": None}
+    [(*first_direct, address)], [second_direct] = one.direct, two.direct
+    assert first_direct == [WORDS[2:].data_ptr(), "F", 0.7] and address != memory.data_ptr()
+    assert second_direct == (WORDS[2:].data_ptr(), "G", None, address)
+
+
+def test_a_sequence_refuses_an_argument_that_no_kernel_has(sequence):
+    with pytest.raises(InvalidArgument, match="expected one with an argument an_option_of_later"):
+        sequence({"first": WORDS, "an_option_of_later": 1})
+    assert not any(launch.kernel.bound for launch in sequence.launches)
+
+
+def test_a_sequence_whose_first_call_failed_launches_all_kernels(sequence):
+    one, two = (launch.kernel for launch in sequence.launches)
+    two._bind = mock.Mock(side_effect=[RuntimeError("out of memory"), two])
+    for _ in range(3):
+        with suppress(RuntimeError):
+            sequence({"first": WORDS, "second": 0.5})
+    assert len(one.bound) == 1 and two._bind.call_count == 2
+    assert len(one.direct) == 2 and len(two.direct) == 1
 
 
 def test_launch_kernel_skips_the_binder_for_equal_keys_alone():
@@ -199,6 +238,9 @@ def calls() -> Iterator[tuple[Callable[..., tuple], dict]]:
     yield flash_sample, everything
     yield flash_sample, matrices | {"weight": quantize_head(weight)}
     yield truncated_sample, matrices | {"top_k": 5}
+    yield truncated_sample, matrices | {"top_p": 0.5}
+    by_row = {"top_k": torch.tensor([0, 5, 60]), "top_p": torch.tensor([0.5, 0.9, 1.0])}
+    yield truncated_sample, matrices | by_row | {"temperature": everything["temperature"]}
     yield screened_sample, {"head": prepare_head(weight), **matrices, "weight": None}
     scored = {name: everything[name] for name in ("hidden", "weight", "bias", "mask")}
     yield score, scored | {"targets": torch.arange(B), "return_rank": True}
@@ -273,10 +315,11 @@ def test_a_cached_call_launches_nothing_where_no_kernel_runs(monkeypatch):
 
 
 @interpreted
-def test_no_tensor_is_kept_alive(empty_cache):
-    arguments = {name: x for name, x in list(calls())[1][1].items()}
+@pytest.mark.parametrize("index", [1, 4, 5])
+def test_no_tensor_is_kept_alive(index, empty_cache):
+    call, arguments = list(calls())[index]
     for _ in range(2):
-        flash_sample(**arguments)
+        call(**arguments)
     assert empty_cache
     alive = [weakref.ref(x) for x in arguments.values() if isinstance(x, Tensor)]
     arguments.clear()

@@ -9,7 +9,7 @@ import torch
 from gpu_cases import counter, problem
 
 from fsbench.graphs import capture
-from fsbench.kernels import flash_sample
+from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.launch import launch_cache
 
 pytestmark = [
@@ -18,14 +18,17 @@ pytestmark = [
 ]
 
 
-def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int], list[int]]:
+def drawn_both_ways(
+    hidden, weight, seed, offset, temperature, **filters
+) -> tuple[list[int], list[int]]:
     """Tokens of a call that is launched from the cache, and of one that finds nothing there."""
-    arguments = {"seed": seed, "offset": offset, "temperature": temperature}
+    arguments = {"seed": seed, "offset": offset, "temperature": temperature, **filters}
+    call = truncated_sample if filters else flash_sample
     for _ in range(2):
-        drawn = flash_sample(hidden, weight, **arguments)
+        drawn = call(hidden, weight, **arguments)
     assert launch_cache.LAUNCHES
     with mock.patch.object(launch_cache, "LAUNCHES", {}):
-        first = flash_sample(hidden, weight, **arguments)
+        first = call(hidden, weight, **arguments)
     assert drawn.valid.all() and first.valid.all()
     return drawn.tokens.tolist(), first.tokens.tolist()
 
@@ -38,6 +41,24 @@ def test_tokens_are_those_of_first_calls(B, D):
         for inputs in (hidden, hidden.clone(), torch.cat([hidden[:1], hidden])[1:]):
             drawn, first = drawn_both_ways(inputs, weight, counter(3), counter(5), temperature)
             assert drawn == first
+
+
+@pytest.mark.parametrize("top_p", [0.9, 0.5, 0.2, "rows"])
+@pytest.mark.parametrize("top_k", [0, 50, 600, "rows"])
+def test_tokens_under_filters_are_those_of_first_calls(top_k, top_p):
+    """The numbers of later calls differ from those of the first call of their key."""
+    hidden, weight = problem(16, 3000, 512)
+    rows = {"top_k": torch.arange(16, device="cuda") * 50}
+    rows["top_p"] = torch.linspace(0.1, 1.0, 16, device="cuda")
+    filters = {"top_k": top_k, "top_p": top_p}
+    filters = {name: rows[name] if x == "rows" else x for name, x in filters.items()}
+    for temperature in (1.0, 0.3, torch.linspace(0, 2, 16, device="cuda")):
+        for min_p in (0.01, 1e-4, 0.0):
+            for inputs in (hidden, hidden.clone()):
+                drawn, first = drawn_both_ways(
+                    inputs, weight, counter(3), counter(5), temperature, min_p=min_p, **filters
+                )
+                assert drawn == first
 
 
 def test_streams_at_once_have_workspaces_of_their_own():

@@ -148,6 +148,15 @@ def test_a_top_k_of_at_least_all_tokens_is_off(kernels, monkeypatch):
         assert torch.equal(sample.tokens, off.tokens) and torch.equal(sample.kept, off.kept)
 
 
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "reference"])
+def test_a_call_inside_vmap_is_refused_by_name(kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(module, "runs_kernels", lambda *_: False)
+    hidden, weight = problem(3, 50, 16)
+    with pytest.raises(InvalidType, match=r"torch\.vmap"):
+        torch.vmap(lambda row: truncated_sample(row[None], weight, seed=SEED).tokens)(hidden)
+
+
 def test_bias_mask_soft_cap_and_padding_come_before_the_filters():
     hidden, weight = problem(4, 260, 24)
     mask = normal_logits(4, 250) > 0

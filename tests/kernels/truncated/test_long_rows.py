@@ -14,6 +14,7 @@ from tiers import first_quick
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import long_rows
 from fsbench.kernels.truncated import race as race_kernels
@@ -49,7 +50,8 @@ def test_hundreds_of_tokens_are_drawn_from_in_one_launch():
     more = mock.Mock(side_effect=AssertionError("more launches"))
     with (
         mock.patch.object(race_kernels, "cut_of_row", reads),
-        mock.patch.object(launches, "_launch_rows", more),
+        mock.patch.object(launches, "_row_launches", more),
+        mock.patch.object(launch_cache, "LAUNCHES", {}),
     ):
         check(**stored(logits), top_k=448, top_p=0.9)
 
@@ -131,7 +133,10 @@ def test_the_largest_tokens_may_be_neighbors():
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     call = {**stored(normal_logits(7, V)), **EACH, "seed": SEED, "return_kept": True}
     expected = truncated_sample(**call)
-    with mock.patch.dict(launches.PROGRAMS, dict.fromkeys(launches.PROGRAMS, programs)):
+    with (
+        mock.patch.object(launch_cache, "LAUNCHES", {}),  # no key has the number of programs
+        mock.patch.dict(launches.PROGRAMS, dict.fromkeys(launches.PROGRAMS, programs)),
+    ):
         sample = truncated_sample(**call)
     assert torch.equal(sample.tokens, expected.tokens) and torch.equal(sample.kept, expected.kept)
 

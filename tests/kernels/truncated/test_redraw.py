@@ -14,6 +14,7 @@ from truncated_cases import check
 from fsbench import reference
 from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.device.stored_logits import StoredLogits, largest_of_groups, stride_for
+from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.launch.request import Filters, checked_request
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.truncated import launch as launches
@@ -105,6 +106,7 @@ def test_neither_tests_nor_programs_matter(tests, programs):
     assert (expected.tokens != flash_sample(**stored(normal_logits(6, V)), seed=SEED).tokens).any()
     shares = dict.fromkeys(alone.PROGRAMS, programs)
     with (
+        mock.patch.object(launch_cache, "LAUNCHES", {}),  # no key has the number of programs
         mock.patch.object(launches, "tests_needed", lambda top_p, B: tests),
         mock.patch.dict(alone.PROGRAMS, shares),
     ):
