@@ -220,9 +220,9 @@ class LaunchSequence:
         _check_names(present, self.launches)
         steps = []
         for launch in self.launches:
-            own = {name: x for name, x in present.items() if name in launch.moving}
-            launch(own)
-            steps.append((launch.direct, list(own)))
+            arguments = {name: x for name, x in present.items() if name in launch.moving}
+            launch(arguments)
+            steps.append((launch.direct, list(arguments)))
         if all(direct is not None for direct, _ in steps):  # not in the interpreter
             self._steps = steps
 

@@ -176,7 +176,7 @@ def truncated_sample(
         # Penalties change the logits after they are stored, so a draw before that is not used.
         request = request._replace(noise="none")
     runs = runs_kernels(device, hidden.dtype)
-    if config is not None or not runs:  # otherwise the first launch of its kind makes the choice
+    if config is not None or not runs:  # otherwise a launch that is not cached makes the choice
         choose(hidden, weight, request.noise, kernel, config)  # raises if the config cannot run
     empty = partial(torch.empty, device=device)
     sample = TruncatedSample(

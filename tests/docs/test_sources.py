@@ -105,7 +105,7 @@ def test_a_table_of_records_names_what_is_there(table: Path) -> None:
     """Names in the first column may have *; of a path the first part counts."""
     rows = re.findall(r"^\| (`[^|]*) \|", table.read_text(encoding="utf-8"), re.MULTILINE)
     names = {name.split("/")[0] for row in rows for name in row.split("`")[1::2]} - {""}
-    found = {name: set(table.parent.glob(name)) for name in names}
-    assert names and not [name for name, paths in found.items() if not paths]
+    paths = {name: set(table.parent.glob(name)) for name in names}
+    assert names and not [name for name in names if not paths[name]]
     not_records = {table, table.parent / "record.json"}
-    assert set(table.parent.iterdir()) == set().union(not_records, *found.values())
+    assert set(table.parent.iterdir()) == set().union(not_records, *paths.values())
