@@ -8,14 +8,13 @@ from typing import Any
 import torch
 import triton
 
-from fsbench.kernels import truncated
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen_choice import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.device.stored_logits import allocate
-from fsbench.kernels.launch.launch_cache import launch_kernel
-from fsbench.kernels.launch.operands import matrix_operand, per_row, processing, vocab_programs
+from fsbench.kernels.launch.launch_cache import Launch, LaunchSequence, Scratch, cached
+from fsbench.kernels.launch.operands import Processing, per_row, processing, vocab_programs
 from fsbench.kernels.launch.request import Filters, Request
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.launch.workspace import workspace
@@ -29,12 +28,14 @@ from fsbench.kernels.screened.filter_kernels import (
     filter_screen_kernel,
 )
 from fsbench.kernels.screened.int8_copy import HeadCopy
+from fsbench.kernels.screened.launch import boxes
 from fsbench.kernels.screened.rounding import (
     COUNTERS,
     ROW_NUMBERS,
     rounded_columns,
     rounding_numbers,
 )
+from fsbench.kernels.truncated.launch import Call, FilterLaunch
 
 TILE = 4096
 """Tokens of a program that puts candidates on the list: 16 for each thread."""
@@ -42,143 +43,141 @@ TILE = 4096
 
 def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSample) -> None:
     """Draw one token of each row among the tokens that the filters keep; fill out.found, too."""
-    hidden, weight, V = request.hidden, request.weight, request.vocab_size
-    device, (B, D) = hidden.device, hidden.shape
-    config, resolving = filter_configs(B, D, device)
-    blocks_b = triton.cdiv(B, config.block_b)
-    programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
-    stored = allocate(B, V, device, largest=True)
-    stride = stored.logits.shape[1]
-    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    codes = torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device)
-    listed = torch.empty(B, **integers)
-    lists = torch.empty(B, config.row_room, **integers)
+    hidden = request.hidden
+    stored = allocate(hidden.shape[0], request.vocab_size, hidden.device, largest=True)
+    call = Call(request, stored, filters, None, out)
     processed = processing(request)
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
-    modern = capability >= (9, 0)
-    common: dict[str, Any] = {
-        "hidden_ptr": hidden,
-        "soft_cap": request.soft_cap,
-        "bias_ptr": processed.bias,
-        "row_bias_ptr": processed.row_bias,
-        "logits_ptr": stored.logits,
-        "largest_ptr": stored.largest,
-        "V": V,
-        "D": D,
-        "stride": stride,
-        "UNIT": math.gcd(D, 16),
-    }
-    mask_args: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
-    k_args: dict[str, Any] = {
-        "temperature": request.temperature,
-        "top_k": filters.top_k,
-        "leaders_ptr": torch.empty(B, LEADERS.value, dtype=torch.float32, device=device),
-        "TEMPERATURE_PER_ROW": per_row(request)["TEMPERATURE_PER_ROW"],
-        "TOP_K_PER_ROW": isinstance(filters.top_k, torch.Tensor),
-    }
-    copy_by_tma = tma_possible(head.codes)
-    by_tma = tma_possible(hidden, weight)
-    block_v = max(128, resolving.block_v)
-    list_args: dict[str, Any] = {
-        "listed_ptr": listed,
-        "list_ptr": lists,
-        "LIST": config.row_room,
-    }
-    even = D % ROTATION.value == 0
-    by_warps = resolving.by_warps and capability == (9, 0) and by_tma and even
-    weight_args: dict[str, Any] = {"weight_ptr": weight, "IN_BULK": modern and by_tma}
-    exact_args: dict[str, Any] = {
-        "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
-        "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-        "STEP": resolving.step,
-        "EVEN": even,
-        "BY_WARPS": by_warps,
-    }
-    with launching_on(device):
-        counters = workspace(COUNTERS, device).arrivals
-        launch_kernel(
-            filter_screen_kernel,
-            device,
-            (blocks_b * programs_v,),
-            codes_ptr=codes,
-            codes=matrix_operand(codes, 2 * config.block_b, config.block_d, copy_by_tma),
-            copy_ptr=head.codes,
-            copy=matrix_operand(head.codes, config.block_v, config.block_d, copy_by_tma),
-            scale_ptr=head.scale,
-            residual_ptr=head.residual,
-            norm_ptr=head.norm,
-            numbers_ptr=torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
-            B=B,
-            **common,
-            **mask_args,
-            counters_ptr=counters,
-            found_ptr=out.found,
+
+    def prepare() -> tuple[ScreenLaunch, FilterLaunch]:
+        return ScreenLaunch(call, head, processed.mask_words), FilterLaunch(call)
+
+    screen_launch, filter_launch = cached(call.key(head.copy, "screened"), prepare)
+    screen_launch(call, head, processed)
+    filter_launch(call)
+
+
+class ScreenLaunch:
+    """The launches that store exact logits of candidates, for all calls of one key."""
+
+    def __init__(self, call: Call, head: HeadCopy, mask_words: int):
+        request, stored, filters = call.request, call.stored, call.filters
+        hidden, weight, V = request.hidden, request.weight, request.vocab_size
+        device, (B, D) = hidden.device, hidden.shape
+        stride = stored.logits.shape[1]
+        config, resolving = filter_configs(B, D, device)
+        blocks_b = triton.cdiv(B, config.block_b)
+        programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
+        nvidia = device.type == "cuda" and torch.version.hip is None
+        capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
+        modern = capability >= (9, 0)
+        copy_by_tma, by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
+        block_v = max(128, resolving.block_v)
+        even = D % ROTATION.value == 0
+        by_warps = resolving.by_warps and capability == (9, 0) and by_tma and even
+        common: dict[str, Any] = {
+            "B": B,
+            "V": V,
+            "D": D,
+            "stride": stride,
+            "mask_words": mask_words,
+            "LIST": config.row_room,
+            "UNIT": math.gcd(D, 16),
+            "IN_BULK": modern and by_tma,
+            "TEMPERATURE_PER_ROW": per_row(request)["TEMPERATURE_PER_ROW"],
+            "TOP_K_PER_ROW": isinstance(filters.top_k, torch.Tensor),
+        }
+        screen: dict[str, Any] = {
             **rounding_numbers(D),
-            ROUNDED_AT_ONCE=rounded_columns(D, config.num_warps),
-            AHEAD=config.ahead,
-            BLOCK_B=config.block_b,
-            BLOCK_V=config.block_v,
-            BLOCK_D=config.block_d,
-            V_ON_M=config.v_on_m,
-            USE_TMA=copy_by_tma,
-            FLATTEN=config.flatten,
-            NVIDIA=nvidia,
-            FENCED=modern,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
-        launch_kernel(
-            filter_leaders_kernel,
-            device,
-            (B, LISTERS.value),
-            counters_ptr=counters,
-            tokens_ptr=out.tokens,
-            valid_ptr=out.valid,
-            listed_ptr=listed,
-            LIST=config.row_room,
-            SHARE=share_of_groups(stride),
-            gamma=accumulation_error(D),
-            **common,
-            **k_args,
-            **weight_args,
-            num_warps=4,
-        )
-        launch_kernel(
-            filter_candidates_kernel,
-            device,
-            (B, triton.cdiv(stride, TILE)),
-            logits_ptr=stored.logits,
-            largest_ptr=stored.largest,
-            leaders=LEADERS.value,
-            stride=stride,
-            **k_args,
-            **list_args,
-            TILE=TILE,
-            num_warps=8,
-        )
-        launch_kernel(
-            filter_resolve_kernel,
-            device,
-            (multiprocessors(device) * resolving.ctas_per_sm,),
-            hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
-            weight=matrix_operand(weight, block_v, resolving.block_d, by_tma),
-            B=B,
-            **common,
-            **mask_args,
-            **list_args,
-            **weight_args,
-            **exact_args,
-            found_ptr=out.found,
-            POWER_B=triton.next_power_of_2(B),
-            BLOCK_B=resolving.block_b,
-            BLOCK_V=block_v,
-            BLOCK_D=resolving.block_d,
-            USE_TMA=by_tma,
-            num_warps=resolving.num_warps,
-            num_stages=resolving.num_stages,
-        )
-    truncated.launch.finish(request, stored, filters, None, out)
+            "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
+            "AHEAD": config.ahead,
+            "BLOCK_B": config.block_b,
+            "BLOCK_V": config.block_v,
+            "BLOCK_D": config.block_d,
+            "V_ON_M": config.v_on_m,
+            "USE_TMA": copy_by_tma,
+            "FLATTEN": config.flatten,
+            "NVIDIA": nvidia,
+            "FENCED": modern,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        }
+        leaders = {"SHARE": share_of_groups(stride), "gamma": accumulation_error(D), "num_warps": 4}
+        candidates = {"leaders": LEADERS.value, "TILE": TILE, "num_warps": 8}
+        resolve: dict[str, Any] = {
+            "POWER_B": triton.next_power_of_2(B),
+            "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
+            "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+            "STEP": resolving.step,
+            "EVEN": even,
+            "BY_WARPS": by_warps,
+            "BLOCK_B": resolving.block_b,
+            "BLOCK_V": block_v,
+            "BLOCK_D": resolving.block_d,
+            "USE_TMA": by_tma,
+            "num_warps": resolving.num_warps,
+            "num_stages": resolving.num_stages,
+        }
+        programs = multiprocessors(device) * resolving.ctas_per_sm
+        launches = [
+            _launch(filter_screen_kernel, (blocks_b * programs_v,), common, screen),
+            _launch(filter_leaders_kernel, (B, LISTERS.value), common, leaders),
+            _launch(filter_candidates_kernel, (B, triton.cdiv(stride, TILE)), common, candidates),
+            _launch(filter_resolve_kernel, (programs,), common, resolve),
+        ]
+        scratch: Scratch = {
+            "numbers_ptr": ((ROW_NUMBERS.value, B), torch.float32),
+            "leaders_ptr": ((B, LEADERS.value), torch.float32),
+            "listed_ptr": ((B,), torch.int32),
+            "list_ptr": ((B, config.row_room), torch.int32),
+        }
+        self.run = LaunchSequence(launches, scratch, device)
+        self.codes = (blocks_b * 2 * config.block_b, D)
+        self.load_screen = boxes(2 * config.block_b, config.block_v, config.block_d, copy_by_tma)
+        self.load_resolve = boxes(resolving.block_b, block_v, resolving.block_d, by_tma)
+
+    def __call__(self, call: Call, head: HeadCopy, processed: Processing) -> None:
+        """Launch for a call of the same key. processed: that of its request."""
+        request, stored, filters, _, out = call
+        device = request.hidden.device
+        with launching_on(device):
+            codes = torch.empty(*self.codes, dtype=torch.int8, device=device)
+            code_boxes, copy_boxes = self.load_screen(codes, head.codes)
+            hidden, weight = self.load_resolve(request.hidden, request.weight)
+            self.run(
+                {
+                    "hidden": hidden,
+                    "weight": weight,
+                    "hidden_ptr": request.hidden,
+                    "weight_ptr": request.weight,
+                    "codes": code_boxes,
+                    "copy": copy_boxes,
+                    "codes_ptr": codes,
+                    "copy_ptr": head.codes,
+                    "scale_ptr": head.scale,
+                    "residual_ptr": head.residual,
+                    "norm_ptr": head.norm,
+                    "temperature": request.temperature,
+                    "top_k": filters.top_k,
+                    "soft_cap": request.soft_cap,
+                    "bias_ptr": processed.bias,
+                    "row_bias_ptr": processed.row_bias,
+                    "mask_ptr": processed.mask,
+                    "logits_ptr": stored.logits,
+                    "largest_ptr": stored.largest,
+                    "counters_ptr": workspace(COUNTERS, device).arrivals,
+                    "tokens_ptr": out.tokens,
+                    "valid_ptr": out.valid,
+                    "found_ptr": out.found,
+                }
+            )
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], common: dict[str, Any], constants: dict[str, Any]
+) -> Launch:
+    """Return a launch with these constants and those of the common ones that the kernel has."""
+    shared = {name: x for name, x in common.items() if name in kernel.arg_names}
+    return Launch(kernel, grid, shared | constants)
 
 
 def share_of_groups(stride: int) -> int:

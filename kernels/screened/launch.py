@@ -183,7 +183,7 @@ def _prepare(
     if isinstance(config, HopperScreenConfig):
         screen, load_screen = hopper.kernel.prepare(grid, B, config, common | screen_args, tokens)
     else:
-        load_screen = _boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
+        load_screen = boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
         fixed: dict[str, Any] = {
             "AHEAD": config.ahead,
             "DEPTH": config.depth,
@@ -229,7 +229,7 @@ def _prepare(
         screen=screen,
         resolve=Launch(resolve_kernel, (programs,), resolve_args | common | logit_args),
         load_screen=load_screen,
-        load_resolve=_boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma[1]),
+        load_resolve=boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma[1]),
         codes=(blocks_b * 2 * config.block_b, D),
         numbers=(ROW_NUMBERS.value, B),
         records=(programs_v, B, config.slots, config.room, 2),
@@ -238,7 +238,7 @@ def _prepare(
     )
 
 
-def _boxes(
+def boxes(
     first_rows: int, second_rows: int, cols: int, by_tma: bool
 ) -> Callable[[Tensor, Tensor], tuple[Any, Any]]:
     """Return a function that makes kernel operands of two matrices, with boxes of this size."""

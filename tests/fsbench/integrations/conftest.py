@@ -61,6 +61,7 @@ def filter_screens(monkeypatch):
     """
     from filter_cases import roomy
 
+    from fsbench.kernels.launch import launch_cache
     from fsbench.kernels.screened import filters as screened_filters
     from fsbench.kernels.screened import head
 
@@ -71,5 +72,6 @@ def filter_screens(monkeypatch):
         computed.append(out.found.tolist())
 
     monkeypatch.setattr(screened_filters, "filter_configs", roomy)
+    monkeypatch.setattr(launch_cache, "LAUNCHES", {})
     monkeypatch.setattr(head.ScreenedHead, "draw_filtered", counted)
     return computed

@@ -241,6 +241,7 @@ def calls() -> Iterator[tuple[Callable[..., tuple], dict]]:
     yield truncated_sample, matrices | {"top_p": 0.5}
     by_row = {"top_k": torch.tensor([0, 5, 60]), "top_p": torch.tensor([0.5, 0.9, 1.0])}
     yield truncated_sample, matrices | by_row | {"temperature": everything["temperature"]}
+    yield truncated_sample, matrices | {"weight": prepare_head(weight), "top_k": 5}
     yield screened_sample, {"head": prepare_head(weight), **matrices, "weight": None}
     scored = {name: everything[name] for name in ("hidden", "weight", "bias", "mask")}
     yield score, scored | {"targets": torch.arange(B), "return_rank": True}
@@ -315,7 +316,7 @@ def test_a_cached_call_launches_nothing_where_no_kernel_runs(monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("index", [1, 4, 5])
+@pytest.mark.parametrize("index", [1, 4, 5, 6])
 def test_no_tensor_is_kept_alive(index, empty_cache):
     call, arguments = list(calls())[index]
     for _ in range(2):

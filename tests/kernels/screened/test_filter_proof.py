@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsbench.kernels import prepare_head, truncated_sample
 from fsbench.kernels.device.stored_logits import largest_of_groups
+from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.screened import filter_kernels, filters
 from fsbench.reference import processed_logits
 
@@ -25,6 +26,7 @@ DRAW = torch.Generator().manual_seed(5)
 def long_lists(monkeypatch):
     monkeypatch.setattr(filters, "filter_configs", roomy)
     monkeypatch.setattr(filters, "TILE", 512)  # so that programs share a row
+    monkeypatch.setattr(launch_cache, "LAUNCHES", {})
 
 
 class Stored:
@@ -34,21 +36,21 @@ class Stored:
         self.upper = self.logits = self.largest = torch.empty(0)
 
     def __enter__(self) -> Stored:
-        run, finish = filters.launch_kernel, filters.truncated.launch.finish
+        run, filter_logits = launch_cache.Launch.__call__, filters.FilterLaunch.__call__
 
-        def watched(kernel, *arguments, **named):
-            run(kernel, *arguments, **named)
-            if kernel is filter_kernels.filter_screen_kernel:
-                self.upper = named["logits_ptr"].clone()
-                assert torch.equal(named["largest_ptr"], largest_of_groups(self.upper))
+        def watched(launch, moving):
+            run(launch, moving)
+            if launch.kernel is filter_kernels.filter_screen_kernel:
+                self.upper = moving["logits_ptr"].clone()
+                assert torch.equal(moving["largest_ptr"], largest_of_groups(self.upper))
 
-        def kept(request, stored, *arguments):
-            self.logits, self.largest = stored.logits.clone(), stored.largest.clone()
-            finish(request, stored, *arguments)
+        def kept(launch, call):
+            self.logits, self.largest = call.stored.logits.clone(), call.stored.largest.clone()
+            filter_logits(launch, call)
 
         self._patches = [
-            mock.patch.object(filters, "launch_kernel", watched),
-            mock.patch.object(filters.truncated.launch, "finish", kept),
+            mock.patch.object(launch_cache.Launch, "__call__", watched),
+            mock.patch.object(filters.FilterLaunch, "__call__", kept),
         ]
         for patch in self._patches:
             patch.start()

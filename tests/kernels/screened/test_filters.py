@@ -17,6 +17,7 @@ from torch import Tensor
 from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, truncated_sample
 from fsbench.kernels.configs.screen_choice import FILTERED_ROWS, worth_filtering
 from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
+from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.screened import filters as screened_filters
 from fsbench.verify.check import Setting
@@ -30,6 +31,7 @@ SEED = torch.tensor([11])
 @pytest.fixture
 def long_lists(monkeypatch):
     monkeypatch.setattr(screened_filters, "filter_configs", roomy)
+    monkeypatch.setattr(launch_cache, "LAUNCHES", {})
 
 
 def assert_same(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
@@ -62,6 +64,14 @@ def test_tokens_are_those_of_all_logits(B, D, V, top_k, filters, long_lists):
         sample = assert_same(hidden, weight, top_k=top_k, seed=seed, temperature=1.5, **filters)
         if top_k < V:
             assert (sample.found >= top_k).all()
+
+
+def test_a_later_call_of_the_same_kind_prepares_nothing(long_lists, monkeypatch):
+    hidden, weight = matrices(3, 40, 600)
+    assert_same(hidden, weight, top_k=20)
+    for name in ("ScreenLaunch", "FilterLaunch"):
+        monkeypatch.setattr(screened_filters, name, None)
+    assert_same(hidden.flip(0), weight.flip(0), top_k=19, top_p=0.9, temperature=0.5)
 
 
 def test_few_logits_are_computed():
