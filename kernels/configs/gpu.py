@@ -34,7 +34,9 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
 def is_hopper(device: torch.device) -> bool:
     """Return whether a device is a GPU of compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    if device.type != "cuda" or torch.version.hip is not None:  # an MI250 is 9.0, too
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:

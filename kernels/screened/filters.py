@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton
 
-from fsbench.kernels.configs.choice import tma_possible
+from fsbench.kernels.configs.choice import has_tma, tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen_choice import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
@@ -28,7 +27,7 @@ from fsbench.kernels.screened.filter_kernels import (
     filter_screen_kernel,
 )
 from fsbench.kernels.screened.int8_copy import HeadCopy
-from fsbench.kernels.screened.launch import boxes
+from fsbench.kernels.screened.launch import boxes, exact_constants
 from fsbench.kernels.screened.rounding import (
     COUNTERS,
     ROW_NUMBERS,
@@ -67,13 +66,10 @@ class ScreenLaunch:
         config, resolving = filter_configs(B, D, device)
         blocks_b = triton.cdiv(B, config.block_b)
         programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
-        nvidia = device.type == "cuda" and torch.version.hip is None
-        capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
-        modern = capability >= (9, 0)
+        on_gpu = device.type == "cuda"
         copy_by_tma, by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
         block_v = max(128, resolving.block_v)
-        even = D % ROTATION.value == 0
-        by_warps = resolving.by_warps and capability == (9, 0) and by_tma and even
+        exact = exact_constants(resolving, B, D, device, by_tma)
         common: dict[str, Any] = {
             "B": B,
             "V": V,
@@ -81,8 +77,8 @@ class ScreenLaunch:
             "stride": stride,
             "mask_words": mask_words,
             "LIST": config.row_room,
-            "UNIT": math.gcd(D, 16),
-            "IN_BULK": modern and by_tma,
+            "UNIT": exact["UNIT"],
+            "IN_BULK": exact["IN_BULK"],
             "TEMPERATURE_PER_ROW": per_row(request)["TEMPERATURE_PER_ROW"],
             "TOP_K_PER_ROW": isinstance(filters.top_k, torch.Tensor),
         }
@@ -96,26 +92,17 @@ class ScreenLaunch:
             "V_ON_M": config.v_on_m,
             "USE_TMA": copy_by_tma,
             "FLATTEN": config.flatten,
-            "NVIDIA": nvidia,
-            "FENCED": modern,
+            "NVIDIA": on_gpu and torch.version.hip is None,
+            "FENCED": on_gpu and has_tma(device),
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
         }
         leaders = {"SHARE": share_of_groups(stride), "gamma": accumulation_error(D), "num_warps": 4}
         candidates = {"leaders": LEADERS.value, "TILE": TILE, "num_warps": 8}
-        resolve: dict[str, Any] = {
-            "POWER_B": triton.next_power_of_2(B),
-            "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
+        resolve = {
+            **exact,
             "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-            "STEP": resolving.step,
-            "EVEN": even,
-            "BY_WARPS": by_warps,
-            "BLOCK_B": resolving.block_b,
             "BLOCK_V": block_v,
-            "BLOCK_D": resolving.block_d,
-            "USE_TMA": by_tma,
-            "num_warps": resolving.num_warps,
-            "num_stages": resolving.num_stages,
         }
         programs = multiprocessors(device) * resolving.ctas_per_sm
         launches = [

@@ -16,9 +16,9 @@ import triton
 from torch import Tensor
 
 from fsbench.kernels.checks.values import ScreenConfigs
-from fsbench.kernels.configs.choice import tma_possible
-from fsbench.kernels.configs.gpu import launching_on, multiprocessors
-from fsbench.kernels.configs.screen import HopperScreenConfig
+from fsbench.kernels.configs.choice import has_tma, tma_possible
+from fsbench.kernels.configs.gpu import is_hopper, launching_on, multiprocessors
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig
 from fsbench.kernels.configs.screen_choice import portable_config
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.launch.launch_cache import Launch, cached, launch_key
@@ -151,9 +151,7 @@ def _prepare(
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
-    modern = capability >= (9, 0)
+    on_gpu = device.type == "cuda"
     ranked = None if shard is None or shard.line is None else shard
     common: dict[str, Any] = {
         "rank": None if ranked is None else ranked.rank,
@@ -166,7 +164,6 @@ def _prepare(
         **per_row(request),
         "LIST": config.row_room,
     }
-    unit = math.gcd(D, 16)
     logit_args: dict[str, Any] = {
         "V": request.vocab_size,
         "num_tokens": None if shard is None else tokens,
@@ -192,39 +189,27 @@ def _prepare(
             "V_ON_M": config.v_on_m,
             "USE_TMA": by_tma[0],
             "FLATTEN": config.flatten,
-            "UNIT": unit,
-            "NVIDIA": nvidia,
-            "FENCED": modern,
+            "UNIT": math.gcd(D, 16),
+            "NVIDIA": on_gpu and torch.version.hip is None,
+            "FENCED": on_gpu and has_tma(device),
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
         }
         screen = Launch(screen_kernel, grid, fixed | common | screen_args | logit_args)
-    even = D % ROTATION.value == 0
-    by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
     led_from = resolving.led_from
     if led_from is not None:  # tokens, not MiB
         led_from = (led_from << 20) // (D * request.weight.element_size())
     resolve_args: dict[str, Any] = {
-        "WATCH": device.type == "cuda",
-        "POWER_B": triton.next_power_of_2(B),
-        "AT_ONCE": 8 * resolving.num_warps if by_warps else resolving.at_once,
+        "WATCH": on_gpu,
+        **exact_constants(resolving, B, D, device, by_tma[1]),
         "BLOCKS": max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-        "STEP": resolving.step,
-        "UNIT": unit,
-        "EVEN": even,
-        "BLOCK_B": resolving.block_b,
         "BLOCK_V": resolving.block_v,
-        "BLOCK_D": resolving.block_d,
-        "USE_TMA": by_tma[1],
         "SLICE": resolving.block_v,
-        "IN_BULK": modern and by_tma[1],
-        "BY_WARPS": by_warps,
         "gamma": accumulation_error(D),
         "led_from": led_from,
-        "num_warps": resolving.num_warps,
-        "num_stages": resolving.num_stages,
     }
-    programs = multiprocessors(device) * (2 if by_warps else resolving.ctas_per_sm)
+    per_multiprocessor = 2 if resolve_args["BY_WARPS"] else resolving.ctas_per_sm
+    programs = multiprocessors(device) * per_multiprocessor
     return _Prepared(
         screen=screen,
         resolve=Launch(resolve_kernel, (programs,), resolve_args | common | logit_args),
@@ -236,6 +221,31 @@ def _prepare(
         lists=(2, B, config.row_room),
         rows=triton.cdiv(B, 16) * 16,  # keeps the alignment that Triton compiles for
     )
+
+
+def exact_constants(
+    config: ResolveConfig, B: int, D: int, device: torch.device, by_tma: bool
+) -> dict[str, Any]:
+    """Return the constants of a kernel that computes exact logits, of a call or of filters.
+
+    by_tma: whether TMA can load hidden and the weight.
+    """
+    even = D % ROTATION.value == 0
+    by_warps = config.by_warps and is_hopper(device) and by_tma and even
+    return {
+        "POWER_B": triton.next_power_of_2(B),
+        "AT_ONCE": 8 * config.num_warps if by_warps else config.at_once,
+        "STEP": config.step,
+        "UNIT": math.gcd(D, 16),
+        "EVEN": even,
+        "BLOCK_B": config.block_b,
+        "BLOCK_D": config.block_d,
+        "USE_TMA": by_tma,
+        "IN_BULK": by_tma and device.type == "cuda",
+        "BY_WARPS": by_warps,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 def boxes(

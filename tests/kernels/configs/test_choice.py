@@ -15,6 +15,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
 from fsbench.kernels.configs.epilogue import DRAW, Epilogue
+from fsbench.kernels.configs.gpu import is_hopper
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.problem import Problem
@@ -365,6 +366,13 @@ def test_matrices_are_loaded_by_tma_if_the_gpu_has_it(monkeypatch, capability, l
         device=torch.device("cuda", 7), data_ptr=lambda: 0, shape=(2, 8), element_size=lambda: 2
     )
     assert _choice.tma_possible(matrix) == loads
+
+
+@pytest.mark.parametrize(("hip", "expected"), [(None, True), ("6.4", False)])
+def test_a_gpu_of_amd_is_no_hopper(monkeypatch, hip, expected):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert is_hopper(torch.device("cuda", 7)) == expected
 
 
 def test_one_matrix_that_tma_cannot_load_is_enough():
