@@ -270,6 +270,8 @@ def seen(monkeypatch) -> dict[int, list[dict[str, object]]]:
     launched = Launch.__call__
 
     def watched(launch: Launch, moving: dict[str, object]) -> None:
+        integers = {name for name, x in moving.items() if isinstance(x, int)}
+        assert integers <= set(launch.kernel.kwargs.get("do_not_specialize", []))
         properties.setdefault(id(launch), []).append(compiled_for(moving))
         launched(launch, moving)
 
