@@ -13,7 +13,7 @@ from fsbench.report.audit import audited, markdown
 from fsbench.report.tables import configurations
 from fsbench.report.tables import markdown as speedups_in_words
 from pages.blocks import RESULTS, ROOT, Shown, block, listed, newest, source, table
-from pages.tables import view
+from pages.tables import records_of, view
 
 AUDIT = newest("cpu/audit")
 
@@ -57,18 +57,21 @@ def methods() -> str:
 
 
 @block
-def verdicts() -> str:
-    """Return the number of checks of the full tier that each sampler passed."""
+def verdicts(name: str = "checks") -> str:
+    """Return how many checks of a view each sampler passed, and those of the ci tier it lacks."""
+    checks, of_ci = view(name), view("ci-checks")
     rows = []
-    for name, checks in view("checks").groupby("provider"):
+    for sampler, ended in checks.groupby("provider"):
         other, failed = (
-            listed(f"`{each}`" for each in checks.name[checks.verdict == verdict]) or "none"
+            listed(f"`{each}`" for each in ended.name[ended.verdict == verdict]) or "none"
             for verdict in ("not exact", "FAILED")
         )
-        ok = f"{(checks.verdict == 'ok').sum()} of {len(checks)}"
-        rows.append([f"`{name}`", ok, other, failed, f"{checks.seconds.sum():.0f} s"])
-    heads = ["sampler", "ok", "not exact, as declared", "failed", "took"]
-    return f"{table(heads, rows, left=4)}\n\n{source('h200/verify')}"
+        ok = f"{(ended.verdict == 'ok').sum()} of {len(ended)}"
+        expected = of_ci.name[of_ci.provider == sampler]
+        lacking = listed(f"`{each}`" for each in expected[~expected.isin(ended.name)]) or "none"
+        rows.append([f"`{sampler}`", ok, other, failed, lacking, f"{ended.seconds.sum():.0f} s"])
+    heads = ["sampler", "ok", "not exact, as declared", "failed", "not run", "took"]
+    return f"{table(heads, rows, left=5)}\n\n{source(*records_of(name))}"
 
 
 @block
