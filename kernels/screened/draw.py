@@ -17,7 +17,6 @@ from fsbench.kernels import screened
 from fsbench.kernels.checks.tensors import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
-from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.kernels.launch.operator import as_operator, is_traced
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
@@ -29,10 +28,9 @@ from fsbench.kernels.shard.vocab_shard import reachable
 @torch.no_grad()
 def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened) -> None:
     """Draw one token of each row into `out`. configs: of both launches; None for the defaults."""
-    hidden, device = request.hidden, request.hidden.device
+    hidden = request.hidden
     # A CPU's ranks share no memory that a kernel could reach.
-    if runs_kernels(device, hidden.dtype) and reachable(request.shard):
-        configs = configs or default_configs(len(hidden), hidden.shape[1], device)
+    if runs_kernels(hidden.device, hidden.dtype) and reachable(request.shard):
         screened.launch.launch(request, head, configs, out)
     else:
         _compute(request, head, out)

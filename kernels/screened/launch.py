@@ -19,7 +19,7 @@ from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.choice import has_tma, tma_possible
 from fsbench.kernels.configs.gpu import is_hopper, launching_on, multiprocessors
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig
-from fsbench.kernels.configs.screen_choice import portable_config
+from fsbench.kernels.configs.screen_choice import default_configs, portable_config
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.launch.launch_cache import (
     Launch,
@@ -51,17 +51,19 @@ from fsbench.kernels.screened.rounding import (
 )
 
 
-def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screened) -> None:
+def launch(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened) -> None:
     """Draw one token for each row by the screen.
 
     A request that the Hopper screen cannot serve takes the portable screen; tokens are the same.
+
+    Args:
+        configs: tile shapes of both launches; None for the defaults.
     """
-    by_tma = tma_possible(head.codes), tma_possible(request.hidden, request.weight)
     assert out.found is not None
     tensors = (out.tokens, out.valid, out.found, *head.copy)
-    key = launch_key(request, tensors, "screened", configs, by_tma)
+    key = launch_key(request, tensors, "screened", configs)
     processed = processing(request)
-    arguments = request, configs, by_tma, processed.mask_words
+    arguments = request, head, configs, processed.mask_words
     cached(key, ScreenedLaunch, *arguments)(request, head, processed, out)
 
 
@@ -69,18 +71,19 @@ class ScreenedLaunch:
     """The two launches of a call from a screened head, for all calls of one key.
 
     Args:
-        by_tma: whether TMA can load the codes and the copy, and hidden and the weight.
+        configs: as in launch.
         mask_words: of a row of the mask.
     """
 
     def __init__(
-        self, request: Request, configs: ScreenConfigs, by_tma: tuple[bool, bool], mask_words: int
+        self, request: Request, head: HeadCopy, configs: ScreenConfigs | None, mask_words: int
     ):
-        config, resolving = configs
         hidden, shard = request.hidden, request.shard
         device, (B, D) = hidden.device, hidden.shape
+        config, resolving = configs or default_configs(B, D, device)
+        copy_by_tma, by_tma = tma_possible(head.codes), tma_possible(hidden, request.weight)
         plain = request.bias is None and request.mask is None and request.soft_cap is None
-        if isinstance(config, HopperScreenConfig) and not (by_tma[0] and plain):
+        if isinstance(config, HopperScreenConfig) and not (copy_by_tma and plain):
             config = portable_config(B, D, device)
         tokens = request.vocab_size if shard is None else shard.num_tokens
         blocks_b = triton.cdiv(B, config.block_b)
@@ -123,7 +126,7 @@ class ScreenedLaunch:
                 "BLOCK_B": config.block_b,
                 "SLICE": config.slice,
                 "V_ON_M": config.v_on_m,
-                "USE_TMA": by_tma[0],
+                "USE_TMA": copy_by_tma,
                 "FLATTEN": config.flatten,
                 "UNIT": math.gcd(D, 16),
                 "NVIDIA": on_gpu and torch.version.hip is None,
@@ -132,11 +135,11 @@ class ScreenedLaunch:
                 "num_stages": config.num_stages,
             }
             screen = Launch(screen_kernel, grid, fixed | common | screen_args | logit_args)
-            self.load_screen = boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
-        resolve = _resolve_launch(request, resolving, by_tma[1], common | logit_args)
-        self.load_resolve = boxes(
-            resolving.block_b, resolving.block_v, resolving.block_d, by_tma[1]
-        )
+            self.load_screen = boxes(
+                2 * config.block_b, config.block_v, config.block_d, copy_by_tma
+            )
+        resolve = _resolve_launch(request, resolving, by_tma, common | logit_args)
+        self.load_resolve = boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma)
         self.codes = (blocks_b * 2 * config.block_b, D)
         self.rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
         scratch: Scratch = {

@@ -37,9 +37,7 @@ def test_a_plain_call_passes_all_arguments_to_both_kernels(screen, monkeypatch):
     head, out = prepare_head(weight), empty_screened(3, CPU)
     absent = dict.fromkeys(("offset", "soft_cap", "bias", "mask", "vocab_size"))
     request = checked_request(hidden, weight, seed=SEED, temperature=1.0, noise="token", **absent)
-    ScreenedLaunch(request, (screen, RESOLVE), (True, True), 0)(
-        request, head, processing(request), out
-    )
+    ScreenedLaunch(request, head, (screen, RESOLVE), 0)(request, head, processing(request), out)
     for kernel, arguments in launches:
         assert set(kernel.arg_names) <= arguments.keys()
         missing = {name for name in kernel.arg_names if arguments[name] is None}
