@@ -119,7 +119,9 @@ EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
     ],
 )  # fmt: skip
 def test_options(names, B):
-    for V, D in ((1, 64), (31, 64), (129, 256), (5003, 72), (40000, 512)):
+    # For a D that is no multiple of 16 Triton compiles all kernels again.
+    odd = 72 if names == EVERYTHING else 80
+    for V, D in ((1, 64), (31, 64), (129, 256), (5003, odd), (40000, 512)):
         hidden, weight = problem(B, V, D)
         assert_equal(hidden, weight, **options(names, B, V))
 
@@ -210,7 +212,8 @@ SPLIT = HopperConfig(1, 128, 128, 4, False, split=True)
 )
 def test_shared_rows_have_the_bits_of_the_portable_kernel(config, names):
     """With shared rows that are not there, few, all, and of a second pair; V of any size."""
-    for V, D in ((100, 64), (129, 72), (33_793, 256), (40_961, 1152)):
+    odd = 72 if names == "plain" else 80  # as in test_options
+    for V, D in ((100, 64), (129, odd), (33_793, 256), (40_961, 1152)):
         whole, weight = problem(700, V, D)
         for B in (1, 65, 128, 129, 144, 145, 160, 161, 200, 256, 257, 300, 320, 321, 600, 700):
             hidden = whole[:B].contiguous()

@@ -71,12 +71,12 @@ def test_tokens_are_equal_to_the_last_one(B, D, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("D", [1000, 1152, 4096, 8192])
 @pytest.mark.parametrize("B", [1, 5, 8, 9, 16])
-@pytest.mark.parametrize("top_k", [1, 20, 64])
-def test_filtered_tokens_are_equal_to_the_last_one(B, D, dtype, top_k):
+def test_filtered_tokens_are_equal_to_the_last_one(B, D, dtype):
     hidden, weight = matrices(B, D, 32_001, dtype=dtype)
-    filters = {"top_k": top_k, "top_p": 0.95, "min_p": 0.01, "temperature": 1.5}
-    sample = assert_same("filtered", hidden, weight, steps=5, **filters)
-    assert sample.valid.all() and (sample.found >= top_k).all()
+    for top_k in (1, 20, 64):
+        filters = {"top_k": top_k, "top_p": 0.95, "min_p": 0.01, "temperature": 1.5}
+        sample = assert_same("filtered", hidden, weight, steps=5, **filters)
+        assert sample.valid.all() and (sample.found >= top_k).all()
 
 
 @pytest.mark.parametrize("V", [100, 5000, 40_001, 70_000, 70_007])
