@@ -46,6 +46,10 @@ if not torch.cuda.is_available():
         from faster_interpreter import make_faster
 
         make_faster()
+elif importlib.util.find_spec("triton"):
+    from compile_once import compile_once
+
+    compile_once()
 
 
 @pytest.fixture(autouse=True)
