@@ -1,6 +1,6 @@
 """Let GPU tests compile each kernel in one of their processes, while the others wait for it.
 
-Several workers of pytest need the same kernel at about the same time, and Triton's cache has it only
+Several workers need the same kernel at about the same time, and Triton's cache has it only
 once it is compiled. A lock for each kernel lets the second process find it there.
 """
 
