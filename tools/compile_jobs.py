@@ -7,13 +7,6 @@ Otherwise each `fsbench run` compiles what it times while its GPU waits. This pr
 sampler and calls it once for each LM head, batch size and set of filters, in as many processes as
 the machine has cores; the processes only fill the caches on disk. It leaves out jobs that time
 several ranks, whose shards have other sizes, jobs with separate caches, and samplers that autotune.
-
-    python tools/compile_jobs.py --gpu h200
-
-compiles the samplers' Triton and Gluon kernels for a GPU that is not here, with their forms
-(--breakdown), into Triton's cache. Triton's keys have its build and no GPU, and entries name their
-absolute path, so a copied cache needs the same build and path. GPU machines have had such copies;
-their hits were not counted.
 """
 
 from __future__ import annotations
@@ -23,10 +16,8 @@ import os
 import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,10 +25,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import typer
-from kernel_calls import launch_once
 from record_jobs import ROOT, chosen, fill, read_jobs
 from record_jobs import Job as Recorded
-from torch import Tensor
 
 from fsbench.cli import app
 from fsbench.cli.run import job_of
@@ -50,16 +39,11 @@ from fsbench.cli.run_options import (
     Shapes,
 )
 from fsbench.cores import usable_cores
-from fsbench.discover import Found, discover
-from fsbench.inputs import serving
-from fsbench.kernels.warming.offline import CHIPS, Chip, compiled
 from fsbench.machine import hardware
 from fsbench.measure import compile_ahead, server
 from fsbench.measure.gate import setting_of
-from fsbench.measure.plan import Job, Plan
-from fsbench.measure.preparation import form_builds
-from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch
+from fsbench.measure.plan import Job
+from fsbench.provider import Kind
 from fsbench.records.cell import Cell
 from fsbench.records.iomodel import gpu_slug
 
@@ -161,86 +145,19 @@ def compile_tasks(waiting: Sequence[Task], gpus: Sequence[int], processes: int) 
     return tried
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A sampler's launches on a problem, on tensors without memory.
-
-    paths: of the files that the sampler may be in. forms: launch its forms, too.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    problem: Problem
-    forms: bool
-
-    def __call__(self) -> None:
-        with suppress(Exception):  # kernels are compiled by their first launch, then
-            self.launch()
-
-    def launch(self) -> None:
-        """Build the sampler and its forms, and launch each once."""
-        problem = self.problem
-        provider = _discovered(self.paths)[self.name].provider
-        assert provider is not None
-        served = serving(provider, problem.weights)
-        plan = Plan([problem], [], forms=self.forms)
-        builds: list[Callable[[Tensor], Launch]] = [partial(served.build, problem)]
-        for build in [*builds, *form_builds(plan, served, problem).values()]:
-            launch_once(problem, build)
-
-
-@cache
-def _discovered(paths: tuple[str, ...]) -> dict[str, Found]:
-    return discover(map(Path, paths))
-
-
-def launches(jobs: Iterable[Job]) -> list[Launched]:
-    """Return the launches of the samplers of these jobs that have kernels, each once."""
-    unique: dict[tuple[object, ...], Launched] = {}
-    for job in jobs:
-        kernels = {
-            each.name
-            for each in job.plan.providers
-            if each.provider and "triton" in each.provider.requires
-        }
-        for cell in job.plan.cells("", job.timer, job.l2):
-            if cell.provider in kernels:
-                problem = replace(cell.problem, logits="normal:1")
-                one = Launched(cell.provider, tuple(job.provider_paths), problem, job.plan.forms)
-                unique.setdefault((one.name, problem, one.forms), one)
-    return [*unique.values()]
-
-
-def compile_for(chip: Chip, jobs: Iterable[Job], processes: int) -> None:
-    """Compile the launches of these jobs for a GPU that is not here."""
-    begin, number, cached = time.monotonic(), 0, 0
-    for one in compiled(chip, launches(jobs), processes):
-        number, cached = one.number, cached + one.cached
-        if number % 50 == 0:
-            print(f"{number} of {one.total} kernels", flush=True)
-    print(f"{number} kernels, {cached} of them cached before, {time.monotonic() - begin:.0f} s")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Parse the options and compile."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="*", help="names of jobs, comma list; * matches anything")
     parser.add_argument("--jobs", type=Path, default=Path(__file__).with_name("record.toml"))
     parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 2))
-    parser.add_argument("--gpu", choices=CHIPS, help="compile for this GPU, which is not here")
     args = parser.parse_args(arguments)
     gpus = hardware.gpus()
-    if not (gpus or args.gpu):
-        problem = hardware.nvml_problem()
-        raise SystemExit(f"compile_jobs: expected an NVIDIA GPU, or --gpu; {problem}")
+    if not gpus:
+        raise SystemExit(f"compile_jobs: expected an NVIDIA GPU; {hardware.nvml_problem()}")
     os.chdir(ROOT)
-    gpu = args.gpu or gpu_slug(gpus[0].name)
-    jobs = chosen(read_jobs(args.jobs.resolve(), gpu), args.only.split(","))
-    runs = [run for run in map(measured, jobs) if run]
-    if args.gpu:
-        compile_for(CHIPS[args.gpu], runs, args.processes)
-        return
-    to_do = tasks(runs)
+    jobs = chosen(read_jobs(args.jobs.resolve(), gpu_slug(gpus[0].name)), args.only.split(","))
+    to_do = tasks(run for run in map(measured, jobs) if run)
     begin = time.monotonic()
     # Not len(gpus): NVML also counts what CUDA_VISIBLE_DEVICES hides.
     failed, spent = compile_tasks(to_do, range(torch.cuda.device_count()), args.processes)

@@ -128,37 +128,3 @@ def test_tasks_are_given_to_the_gpus_that_cuda_shows(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # back from where the program goes
     compile_jobs.main(["--only", "score"])
     assert used_gpus == [0, 1, 2]
-
-
-def test_launches_are_of_samplers_with_kernels_and_those_with_forms_are_others():
-    samplers = "flash_sampling --provider matmul_only --provider gumbel_argmax"
-    plain = one_sampler(samplers, "1,2", "--no-check")
-    repeated = one_sampler("flash_sampling", "2,4", "--logits normal:3")
-    broken_down = one_sampler("flash_sampling", "2", "--breakdown")
-    launches = compile_jobs.launches([plain, repeated, broken_down])
-    assert [(each.name, each.problem.B, each.forms) for each in launches] == [
-        ("flash_sampling", 1, False),
-        ("gumbel_argmax", 1, False),
-        ("flash_sampling", 2, False),
-        ("gumbel_argmax", 2, False),
-        ("flash_sampling", 4, False),
-        ("flash_sampling", 2, True),
-    ]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_kernels_and_forms_are_compiled_for_an_absent_gpu_once(tmp_path, monkeypatch, capsys):
-    """flash_sampling, and its greedy and matmul forms, which are three kernels."""
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)  # back from where the program goes
-    table = tmp_path / "jobs.toml"
-    table.write_text(
-        "[a]\nseconds = 60\ncommand = 'fsbench run --d 512 --v 8192 --batch 2 --breakdown "
-        "--provider flash_sampling --provider matmul_only --out {out}'\n"
-    )
-    arguments = ["--gpu", "a100", "--jobs", str(table), "--processes", "1"]
-    for cached in (0, 3):
-        compile_jobs.main(arguments)
-        assert f"3 kernels, {cached} of them cached before" in capsys.readouterr().out
