@@ -85,7 +85,8 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261128, results/h100/sweep-20261128).
 
-    With log-probabilities or stored logits it is the slower one at some rows (TILES_FOR).
+    On an H200 it is the slower one at some rows, more of them with log-probabilities or stored
+    logits (TILES_FOR).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
@@ -97,8 +98,9 @@ def hopper_is_faster(
 
 def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
-    ranges = _tiles_of_gpu(device).portable.get(epilogue._replace(processed=False), ())
-    return _range_of(ranges, B, D)
+    if epilogue.sums or epilogue.stored:
+        epilogue = epilogue._replace(processed=False)  # a bias or a mask changes nothing
+    return _range_of(_tiles_of_gpu(device).portable.get(epilogue, ()), B, D)
 
 
 def _hopper_with_token_noise(B: int, D: int, device: torch.device) -> Rows | None:
@@ -347,7 +349,8 @@ def explanation(
             reason = f"is less than {most} rows, which the portable kernel would compute"
         rows = _portable_with(epilogue, B, D, device) if element_bytes > 1 else None
         if rows:
-            reason = f"is between {rows.first} and {rows.last}, with {epilogue}"
+            reason = f"is between {rows.first} and {rows.last}"
+            reason += f", with {epilogue}" if str(epilogue) else ""
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"

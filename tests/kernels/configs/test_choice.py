@@ -209,12 +209,15 @@ def check_tiles(device, epilogue, B, D, expected):
         (STORED, 208, 2560, True),
         (STORED, 224, 2560, False),
         (STORED, 224, 8192, True),
+        (DRAW, 192, 4096, False),
+        (DRAW, 193, 4096, True),
+        (DRAW, 193, 2560, False),
+        (DRAW, 199, 8192, True),
         (DRAW, 200, 4096, False),
+        (PROCESSED, 193, 4096, False),
     ],
 )
-def test_an_h200_has_the_portable_kernel_for_sums_and_stored_logits_above_192_rows(
-    gpu, epilogue, B, D, portable
-):
+def test_an_h200_has_the_portable_kernel_at_some_rows_above_192(gpu, epilogue, B, D, portable):
     facts = (B, D, 151_936, gpu(H200), 2, True, "group", "auto", None, epilogue)
     assert isinstance(_choice.config_for(*facts), TileConfig) == portable
 
