@@ -85,7 +85,7 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261128, results/h100/sweep-20261128).
 
-    On an H200 it is the slower one at some rows, more of them with log-probabilities or stored
+    At some rows it is the slower one all the same, at more of them with log-probabilities or stored
     logits (TILES_FOR).
     """
     if element_bytes == 1:
@@ -99,7 +99,7 @@ def hopper_is_faster(
 def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
     if epilogue.sums or epilogue.stored:
-        epilogue = epilogue._replace(processed=False)  # a bias or a mask changes nothing
+        epilogue = epilogue._replace(processed=False)  # which is faster does not depend on it
     return _range_of(_tiles_of_gpu(device).portable.get(epilogue, ()), B, D)
 
 
