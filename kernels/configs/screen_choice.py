@@ -17,7 +17,6 @@ from fsbench.kernels.configs.tables import find
 
 
 @cache
-@cache  # every call of a ScreenedHead asks for it
 def _screen_config(B: int, D: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
     """Look up the screen's tile shapes in the tables."""
     name = torch.cuda.get_device_properties(device).name

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-from fsbench.kernels.configs.choice import has_tma, tma_possible
+from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen_choice import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
@@ -27,13 +27,13 @@ from fsbench.kernels.screened.filter_kernels import (
     filter_screen_kernel,
 )
 from fsbench.kernels.screened.int8_copy import HeadCopy
-from fsbench.kernels.screened.launch import boxes, exact_constants
-from fsbench.kernels.screened.rounding import (
-    COUNTERS,
-    ROW_NUMBERS,
-    rounded_columns,
-    rounding_numbers,
+from fsbench.kernels.screened.launch import (
+    HeadOperands,
+    boxes,
+    exact_constants,
+    portable_constants,
 )
+from fsbench.kernels.screened.rounding import COUNTERS, ROW_NUMBERS
 from fsbench.kernels.truncated.launch import Call, FilterLaunch
 
 TILE = 4096
@@ -66,9 +66,9 @@ class ScreenLaunch:
         config, resolving = filter_configs(B, D, device)
         blocks_b = triton.cdiv(B, config.block_b)
         programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
-        on_gpu = device.type == "cuda"
         copy_by_tma, by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
         block_v = max(128, resolving.block_v)
+        screen = portable_constants(config, D, device, copy_by_tma)
         exact = exact_constants(resolving, B, D, device, by_tma)
         common: dict[str, Any] = {
             "B": B,
@@ -81,21 +81,6 @@ class ScreenLaunch:
             "IN_BULK": exact["IN_BULK"],
             "TEMPERATURE_PER_ROW": per_row(request)["TEMPERATURE_PER_ROW"],
             "TOP_K_PER_ROW": isinstance(filters.top_k, torch.Tensor),
-        }
-        screen: dict[str, Any] = {
-            **rounding_numbers(D),
-            "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
-            "AHEAD": config.ahead,
-            "BLOCK_B": config.block_b,
-            "BLOCK_V": config.block_v,
-            "BLOCK_D": config.block_d,
-            "V_ON_M": config.v_on_m,
-            "USE_TMA": copy_by_tma,
-            "FLATTEN": config.flatten,
-            "NVIDIA": on_gpu and torch.version.hip is None,
-            "FENCED": on_gpu and has_tma(device),
-            "num_warps": config.num_warps,
-            "num_stages": config.num_stages,
         }
         leaders = {"SHARE": share_of_groups(stride), "gamma": accumulation_error(D), "num_warps": 4}
         candidates = {"leaders": LEADERS.value, "TILE": TILE, "num_warps": 8}
@@ -118,43 +103,24 @@ class ScreenLaunch:
             "list_ptr": ((B, config.row_room), torch.int32),
         }
         self.run = LaunchSequence(launches, scratch, device)
-        self.codes = (blocks_b * 2 * config.block_b, D)
-        self.load_screen = boxes(2 * config.block_b, config.block_v, config.block_d, copy_by_tma)
-        self.load_resolve = boxes(resolving.block_b, block_v, resolving.block_d, by_tma)
+        self.operands = HeadOperands(
+            (blocks_b * 2 * config.block_b, D),
+            boxes(2 * config.block_b, config.block_v, config.block_d, copy_by_tma),
+            boxes(resolving.block_b, block_v, resolving.block_d, by_tma),
+        )
 
     def __call__(self, call: Call, head: HeadCopy, processed: Processing) -> None:
         """Launch for a call of the same key. processed: that of its request."""
         request, stored, filters, _, out = call
         device = request.hidden.device
         with launching_on(device):
-            codes = torch.empty(*self.codes, dtype=torch.int8, device=device)
-            code_boxes, copy_boxes = self.load_screen(codes, head.codes)
-            hidden, weight = self.load_resolve(request.hidden, request.weight)
             self.run(
                 {
-                    "hidden": hidden,
-                    "weight": weight,
-                    "hidden_ptr": request.hidden,
-                    "weight_ptr": request.weight,
-                    "codes": code_boxes,
-                    "copy": copy_boxes,
-                    "codes_ptr": codes,
-                    "copy_ptr": head.codes,
-                    "scale_ptr": head.scale,
-                    "residual_ptr": head.residual,
-                    "norm_ptr": head.norm,
-                    "temperature": request.temperature,
+                    **self.operands.arguments(request, head, processed, out),
                     "top_k": filters.top_k,
-                    "soft_cap": request.soft_cap,
-                    "bias_ptr": processed.bias,
-                    "row_bias_ptr": processed.row_bias,
-                    "mask_ptr": processed.mask,
                     "logits_ptr": stored.logits,
                     "largest_ptr": stored.largest,
                     "counters_ptr": workspace(COUNTERS, device).arrivals,
-                    "tokens_ptr": out.tokens,
-                    "valid_ptr": out.valid,
-                    "found_ptr": out.found,
                 }
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from torch import Tensor
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.choice import has_tma, tma_possible
 from fsbench.kernels.configs.gpu import is_hopper, launching_on, multiprocessors
-from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.configs.screen_choice import default_configs, portable_config
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.launch.launch_cache import (
@@ -36,7 +36,7 @@ from fsbench.kernels.launch.operands import (
     vocab_programs,
 )
 from fsbench.kernels.launch.request import Request, greedy
-from fsbench.kernels.launch.result import Screened
+from fsbench.kernels.launch.result import Screened, TruncatedSample
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened import hopper
 from fsbench.kernels.screened.bounds import accumulation_error
@@ -105,42 +105,21 @@ class ScreenedLaunch:
             "num_tokens": None if shard is None else tokens,
             "mask_words": mask_words,
         }
-        screen_args: dict[str, Any] = {
-            **rounding_numbers(D),
-            "ROOM": config.room,
-            "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
-            "BLOCK_V": config.block_v,
-            "BLOCK_D": config.block_d,
-        }
+        screen_args = {**common, "ROOM": config.room}
         grid = (blocks_b * programs_v,)
         self.portable = not isinstance(config, HopperScreenConfig)
         if isinstance(config, HopperScreenConfig):
-            screen, self.load_screen = hopper.kernel.prepare(
-                grid, B, config, common | screen_args, tokens
-            )
+            screen_args |= tile_constants(config, D)
+            screen, load_screen = hopper.kernel.prepare(grid, B, config, screen_args, tokens)
         else:
-            on_gpu = device.type == "cuda"
-            fixed: dict[str, Any] = {
-                "AHEAD": config.ahead,
-                "DEPTH": config.depth,
-                "BLOCK_B": config.block_b,
-                "SLICE": config.slice,
-                "V_ON_M": config.v_on_m,
-                "USE_TMA": copy_by_tma,
-                "FLATTEN": config.flatten,
-                "UNIT": math.gcd(D, 16),
-                "NVIDIA": on_gpu and torch.version.hip is None,
-                "FENCED": on_gpu and has_tma(device),
-                "num_warps": config.num_warps,
-                "num_stages": config.num_stages,
-            }
-            screen = Launch(screen_kernel, grid, fixed | common | screen_args | logit_args)
-            self.load_screen = boxes(
-                2 * config.block_b, config.block_v, config.block_d, copy_by_tma
-            )
+            screen_args |= portable_constants(config, D, device, copy_by_tma)
+            screen_args |= {"DEPTH": config.depth, "SLICE": config.slice, "UNIT": math.gcd(D, 16)}
+            screen = Launch(screen_kernel, grid, screen_args | logit_args)
+            load_screen = boxes(2 * config.block_b, config.block_v, config.block_d, copy_by_tma)
         resolve = _resolve_launch(request, resolving, by_tma, common | logit_args)
-        self.load_resolve = boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma)
-        self.codes = (blocks_b * 2 * config.block_b, D)
+        load_resolve = boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma)
+        codes = (blocks_b * 2 * config.block_b, D)
+        self.operands = HeadOperands(codes, load_screen, load_resolve)
         self.rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
         scratch: Scratch = {
             "numbers_ptr": ((ROW_NUMBERS.value, B), torch.float32),
@@ -153,43 +132,24 @@ class ScreenedLaunch:
         self, request: Request, head: HeadCopy, processed: Processing, out: Screened
     ) -> None:
         """Launch for a call of the same key. processed: that of its request."""
-        hidden, shard = request.hidden, request.shard
-        device = hidden.device
+        shard, device = request.shard, request.hidden.device
         line = None if shard is None else shard.line
         with launching_on(device):
             work = workspace(2 * self.rows, device)  # at least COUNTERS + rows
-            codes = torch.empty(*self.codes, dtype=torch.int8, device=device)
-            code_boxes, copy_boxes = self.load_screen(codes, head.codes)
-            hidden_boxes, weight_boxes = self.load_resolve(hidden, request.weight)
+            arguments = self.operands.arguments(request, head, processed, out)
+            if not self.portable:
+                arguments["copy_ptr"] = None
             self.run(
                 {
-                    "hidden": hidden_boxes,
-                    "weight": weight_boxes,
-                    "hidden_ptr": hidden,
-                    "weight_ptr": request.weight,
-                    "codes": code_boxes,
-                    "copy": copy_boxes,
-                    "codes_ptr": codes,
-                    "copy_ptr": head.codes if self.portable else None,
-                    "scale_ptr": head.scale,
-                    "residual_ptr": head.residual,
-                    "norm_ptr": head.norm,
+                    **arguments,
                     "seed_ptr": request.seed,
                     "offset_ptr": request.offset,
-                    "temperature": request.temperature,
-                    "soft_cap": request.soft_cap,
-                    "bias_ptr": processed.bias,
-                    "row_bias_ptr": processed.row_bias,
-                    "mask_ptr": processed.mask,
                     "buffers_ptr": None if line is None else line.buffers,
                     "counts_ptr": None if line is None else line.counts,
                     "counters_ptr": work.arrivals,
                     "listed_ptr": work.arrivals[COUNTERS:],
                     "keys_ptr": work.keys,
                     "lower_ptr": work.keys[self.rows :],
-                    "tokens_ptr": out.tokens,
-                    "valid_ptr": out.valid,
-                    "found_ptr": out.found,
                 }
             )
 
@@ -214,6 +174,86 @@ def _resolve_launch(
     per_multiprocessor = 2 if fixed["BY_WARPS"] else config.ctas_per_sm
     programs = multiprocessors(device) * per_multiprocessor
     return Launch(resolve_kernel, (programs,), fixed | common)
+
+
+class HeadOperands(NamedTuple):
+    """The matrices that kernels of a screened head load, in a call or with filters.
+
+    codes: shape of the codes of hidden. load_screen, load_resolve: make kernel operands of two
+    matrices, (codes, copy) and (hidden, weight).
+    """
+
+    codes: tuple[int, int]
+    load_screen: Callable[[Tensor, Tensor], tuple[Any, Any]]
+    load_resolve: Callable[[Tensor, Tensor], tuple[Any, Any]]
+
+    def arguments(
+        self,
+        request: Request,
+        head: HeadCopy,
+        processed: Processing,
+        out: Screened | TruncatedSample,
+    ) -> dict[str, Any]:
+        """Return the arguments of one call by the kernels' names.
+
+        processed: that of the request.
+        """
+        codes = torch.empty(*self.codes, dtype=torch.int8, device=request.hidden.device)
+        code_boxes, copy_boxes = self.load_screen(codes, head.codes)
+        hidden, weight = self.load_resolve(request.hidden, request.weight)
+        return {
+            "hidden": hidden,
+            "weight": weight,
+            "hidden_ptr": request.hidden,
+            "weight_ptr": request.weight,
+            "codes": code_boxes,
+            "copy": copy_boxes,
+            "codes_ptr": codes,
+            "copy_ptr": head.codes,
+            "scale_ptr": head.scale,
+            "residual_ptr": head.residual,
+            "norm_ptr": head.norm,
+            "temperature": request.temperature,
+            "soft_cap": request.soft_cap,
+            "bias_ptr": processed.bias,
+            "row_bias_ptr": processed.row_bias,
+            "mask_ptr": processed.mask,
+            "tokens_ptr": out.tokens,
+            "valid_ptr": out.valid,
+            "found_ptr": out.found,
+        }
+
+
+def tile_constants(config: ScreenConfig | HopperScreenConfig, D: int) -> dict[str, Any]:
+    """Return the constants that all screens have: of the rounding of hidden, and of a tile."""
+    return {
+        **rounding_numbers(D),
+        "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+    }
+
+
+def portable_constants(
+    config: ScreenConfig, D: int, device: torch.device, by_tma: bool
+) -> dict[str, Any]:
+    """Return the constants of a portable screen, of a call or of filters.
+
+    by_tma: whether TMA can load the codes and the copy.
+    """
+    on_gpu = device.type == "cuda"
+    return {
+        **tile_constants(config, D),
+        "AHEAD": config.ahead,
+        "BLOCK_B": config.block_b,
+        "V_ON_M": config.v_on_m,
+        "USE_TMA": by_tma,
+        "FLATTEN": config.flatten,
+        "NVIDIA": on_gpu and torch.version.hip is None,
+        "FENCED": on_gpu and has_tma(device),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 def exact_constants(

@@ -1,13 +1,14 @@
 """Let GPU tests compile each kernel in one of their processes, while the others wait for it.
 
-Several workers need the same kernel at about the same time, and Triton's cache has it only
-once it is compiled. A lock for each kernel lets the second process find it there.
+Several workers need the same kernel at about the same time, and Triton's cache has it only once it
+is compiled. A lock for each kernel lets the second process find it there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 def compile_once() -> None:
     """Replace the function of Triton that compiles a kernel, or loads it from the cache."""
-    folder = Path(tempfile.gettempdir()) / "fsbench-compile-once"
+    folder = Path(tempfile.gettempdir()) / f"fsbench-compile-once-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     original = JITFunction._do_compile
 

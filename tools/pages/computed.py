@@ -11,6 +11,7 @@ import pandas as pd
 
 from fsbench.cli.hotvocab import of_run
 from fsbench.e2e import records as e2e_records
+from fsbench.e2e.measure import NOISY
 from fsbench.e2e.summary import summary
 from fsbench.problem import models as named_models
 from fsbench.records.summary import read_csv
@@ -116,7 +117,7 @@ def saved_of_each_baseline(*names: str) -> pd.DataFrame:
 def saved_of_stricter_baseline(*names: str) -> pd.DataFrame:
     """Return the least that each record saves over any of vLLM's samplers.
 
-    Cells whose largest standard deviation exceeds 2 points are left out.
+    Cells whose largest standard deviation exceeds NOISY points are left out.
     """
     saving = ["reduction_pct", "gpu_reduction_pct", "amdahl_pct"]
     least = {**dict.fromkeys(saving, "min"), "reduction_sd_pct": "max"}
@@ -126,7 +127,7 @@ def saved_of_stricter_baseline(*names: str) -> pd.DataFrame:
         for name in names
     )
     saved = pd.concat(each, ignore_index=True)
-    return saved[saved.reduction_sd_pct <= 2]
+    return saved[saved.reduction_sd_pct <= NOISY]
 
 
 def served_tokens(*names: str) -> pd.DataFrame:
