@@ -110,14 +110,19 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
 EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
 
 
-@pytest.mark.parametrize("B", [3, 64, 129, 200, 256])
+SIZES = [3, 64, 129, 200, 256]
+"""A batch size for each form of tile."""
+ALONE = ["greedy", "T", "seeds", "bias", "row_bias", "mask", "cap", "logprob", "logz", "n4"]
+
+
+# Each combination compiles both kernels. An option alone has two forms of tile.
 @pytest.mark.parametrize(
-    "names",
+    "names, B",
     [
-        "greedy", "T", "seeds", "bias", "row_bias", "mask", "cap", "logprob", "logz", "n4",
-        "T seeds logprob", "greedy logprob", "bias mask T", EVERYTHING,
+        *product((EVERYTHING, "T seeds logprob", "greedy logprob", "bias mask T"), SIZES),
+        *((name, SIZES[(i + more) % 5]) for i, name in enumerate(ALONE) for more in (0, 2)),
     ],
-)  # fmt: skip
+)
 def test_options(names, B):
     # For a D that is no multiple of 16 Triton compiles all kernels again.
     odd = 72 if names == EVERYTHING else 80
