@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from fsbench import inputs
 from fsbench.cli import app
 from fsbench.discover import discover
-from fsbench.kernels import flash_sample
+from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.tables import find
 from fsbench.problem import Problem
@@ -70,13 +71,24 @@ def test_an_option_with_the_distribution_of_the_problem_passes_the_gate(effort):
     assert result.passed, result
 
 
-def test_filters_as_tensors_draw_what_numbers_draw():
+FILTERED = [name for name in CASES if name.startswith("topk_topp_")]
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_a_case_with_filters_draws_what_the_sampler_draws(name):
     problem = replace(SMALL, top_k=20, top_p=0.9)
-    drawn_by = CASES["topk_topp_tensors"].provider
+    drawn_by = CASES[name].provider
     hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
     step = (hidden, torch.tensor([5]), torch.tensor([3]))
     numbers = discover()["flash_sampling_topk_topp"].provider.build(problem, weight)
     assert drawn_by.build(problem, weight)(*step).equal(numbers(*step))
+
+
+def test_each_field_of_a_filtered_draw_has_a_case():
+    cases = {name.removeprefix("topk_topp_").replace("top_20", "top") for name in FILTERED}
+    options = inspect.signature(truncated_sample).parameters
+    fields = {name.removeprefix("return_") for name in options if name.startswith("return_")}
+    assert cases == fields | {"tensors"}
 
 
 def test_the_gradients_of_a_chunked_loss_are_those_of_the_whole_batch(monkeypatch):
