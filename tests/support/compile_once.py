@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import triton
 from triton.runtime.jit import JITFunction
 
 
@@ -23,7 +24,7 @@ def compile_once() -> None:
     original = JITFunction._do_compile
 
     def compile_locked(self: Any, key: str, *arguments: Any, **named: Any) -> Any:
-        name = f"{self.__module__}.{self.__name__} {key}"
+        name = f"{triton.__version__} {self.__module__}.{self.__name__} {key}"
         lock = folder / hashlib.sha256(name.encode()).hexdigest()
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases it
