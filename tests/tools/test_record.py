@@ -19,7 +19,7 @@ from tiny_run import TINY
 from tree import ROOT
 
 from fsbench.cli import app
-from fsbench.discover import discover, load
+from fsbench.discover import Found, discover, load
 from fsbench.machine.hardware import Gpu
 from fsbench.measure.presets import PRESETS
 from fsbench.problem import Problem
@@ -299,6 +299,13 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
         if options.get("check"):
             refused = {case.name: case.provider.unsupported_reason(CHECKED) for case in cases}
             assert not any(refused.values()), (job, refused)
+
+
+def test_samplers_that_need_the_host_at_each_step_are_not_verified_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Found, "unavailable_reason", lambda entry, device: None)
+    names = record_jobs.samplers()
+    assert {"flash_sampling", "greedy", "flashsampling_authors"} <= set(names)
+    assert not {"simple_offload", "llama_cpp_chain", "scaled_matmul", "flash_score"} & set(names)
 
 
 def test_jobs_are_listed_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
