@@ -23,7 +23,7 @@ def kernels() -> tuple[str, ...]:
     return KERNELS if torch.cuda.get_device_capability() == (9, 0) else KERNELS[:1]
 
 
-# A test compiles about ten kernels of its own, so not every combination is one.
+# A test compiles about ten kernels that no other needs, so not every combination is one.
 @pytest.mark.parametrize(
     "form, B, dtype",
     [

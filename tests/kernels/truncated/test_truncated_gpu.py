@@ -153,7 +153,7 @@ REAL = [
     *((B, 101, torch.bfloat16) for B in (16, 100)),
     *((B, 101, torch.float16) for B in (1, 256)),
 ]
-"""Every pair of a batch size, D and dtype but one; each compiles six matmul kernels of its own."""
+"""Every pair of a batch size, D and dtype but one; each compiles six matmul kernels."""
 
 
 @pytest.mark.parametrize("B, D, dtype", REAL, ids=str)
