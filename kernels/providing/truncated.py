@@ -53,15 +53,17 @@ class TruncatedLaunch(CallLaunch):
 
     Args:
         screened: Whether to draw from a ScreenedHead, which is made here.
+        options: Of truncated_sample, in place of the problem's or in addition.
     """
 
-    def __init__(self, problem: Problem, weight: Tensor, screened: bool = False):
+    def __init__(self, problem: Problem, weight: Tensor, screened: bool = False, **options: Any):
         from fsbench.kernels.fused.api import describe
         from fsbench.kernels.screened.head import prepare_head
         from fsbench.kernels.truncated.api import truncated_sample
 
         device = weight.device
-        filters, penalties = filters_of(problem, device), penalties_of(problem, device)
+        options = filters_of(problem, device) | options
+        options["penalties"] = penalties_of(problem, device)
         head = prepare_head(weight) if screened else weight
-        super().__init__(truncated_sample, problem, head, penalties=penalties, **filters)
-        self.config = describe(empty_hidden(problem, device), head, top_k=filters["top_k"])
+        super().__init__(truncated_sample, problem, head, **options)
+        self.config = describe(empty_hidden(problem, device), head, top_k=options["top_k"])

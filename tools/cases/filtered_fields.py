@@ -12,12 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fsbench.kernels import truncated_sample
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER as TOKENS
-from fsbench.kernels.providing.filters import filters_of, penalties_of
-from fsbench.kernels.providing.launches import CallLaunch
-from fsbench.problem import Problem
-from fsbench.provider import Launch
+from fsbench.kernels.providing.truncated import TruncatedLaunch
 
 FIELDS: dict[str, dict[str, Any]] = {
     "logprob": {"return_logprob": True},
@@ -28,19 +24,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "support": {"return_support": 1024},
 }
 
-
-def build(fields: dict[str, Any], problem: Problem, weight: Any) -> Launch:
-    filters = filters_of(problem, weight.device)
-    penalties = penalties_of(problem, weight.device)
-    return CallLaunch(truncated_sample, problem, weight, penalties=penalties, **filters, **fields)
-
-
 PROVIDERS = tuple(
     replace(
         TOKENS,
         name=f"topk_topp_{name}",
         label=f"{TOKENS.label}, {name}",
-        build=partial(build, fields),
+        build=partial(TruncatedLaunch, **fields),
         call="",
         presets=(),
     )

@@ -13,24 +13,21 @@ from typing import Any
 
 import torch
 
-from fsbench.kernels import truncated_sample
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER as NUMBERS
-from fsbench.kernels.providing.filters import penalties_of
-from fsbench.kernels.providing.launches import CallLaunch
+from fsbench.kernels.providing.truncated import TruncatedLaunch
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Launch
 
 
 def build(problem: Problem, weight: Any) -> Launch:
     dtypes = (torch.int32, torch.float32, torch.float32)
-    filters = {
+    filters: dict[str, Any] = {
         name: torch.tensor(column, dtype=dtype, device=weight.device)
         for name, column, dtype in zip(
             FILTERS, zip(*problem.row_filters(), strict=True), dtypes, strict=True
         )
     }
-    penalties = penalties_of(problem, weight.device)
-    return CallLaunch(truncated_sample, problem, weight, penalties=penalties, **filters)
+    return TruncatedLaunch(problem, weight, **filters)
 
 
 PROVIDERS = (
