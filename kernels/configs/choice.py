@@ -85,8 +85,7 @@ def hopper_is_faster(
     portable kernel loads and computes the absent rows, too (33 to 63 rows on an H200, 65 to 127 on
     an H100: results/h200/sweep-20261128, results/h100/sweep-20261128).
 
-    At some rows it is the slower one all the same, at more of them with log-probabilities or stored
-    logits (TILES_FOR).
+    With log-probabilities or stored logits it is the slower one at some rows (TILES_FOR).
     """
     if element_bytes == 1:
         return B > _FEW_ROWS
@@ -98,9 +97,8 @@ def hopper_is_faster(
 
 def _portable_with(epilogue: Epilogue, B: int, D: int, device: torch.device) -> Rows | None:
     """Return the rows at which this epilogue makes the portable kernel the faster one, or None."""
-    if epilogue.sums or epilogue.stored:
-        epilogue = epilogue._replace(processed=False)  # which is faster does not depend on it
-    return _range_of(_tiles_of_gpu(device).portable.get(epilogue, ()), B, D)
+    unprocessed = epilogue._replace(processed=False)  # which is faster does not depend on it
+    return _range_of(_tiles_of_gpu(device).portable.get(unprocessed, ()), B, D)
 
 
 def _hopper_with_token_noise(B: int, D: int, device: torch.device) -> Rows | None:
@@ -349,8 +347,7 @@ def explanation(
             reason = f"is less than {most} rows, which the portable kernel would compute"
         rows = _portable_with(epilogue, B, D, device) if element_bytes > 1 else None
         if rows:
-            reason = f"is between {rows.first} and {rows.last}"
-            reason += f", with {epilogue}" if str(epilogue) else ""
+            reason = f"is between {rows.first} and {rows.last}, with {epilogue}"
         rule = f"the {name} kernel: B = {B} {reason}"
     if config is not None:
         return f"{rule}; tile shapes as given"

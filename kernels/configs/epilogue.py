@@ -95,7 +95,6 @@ TILES_FOR_H200 = TilesOfGpu(
         Epilogue(sums=True, stored=True): (TilesFor(129, 160, 6144, _THREE),),
     },
     {
-        DRAW: (Rows(193, 199, 4096),),
         Epilogue(sums=True): (Rows(193, 224, 4096),),
         Epilogue(stored=True): (Rows(193, 208), Rows(209, 224, 4096)),
         Epilogue(sums=True, stored=True): (Rows(193, 208), Rows(209, 224, 4096)),
@@ -104,9 +103,8 @@ TILES_FOR_H200 = TilesOfGpu(
 )
 """An H200, for D = 2560, 4096 and 8192; with sums alone, 200 of the rows from 193 to 224.
 Two H200s were measured (the other one in results/h200/tile-shapes-20261127), and what is faster on
-both together is chosen. The times of plain calls are in results/h200/sweep-20261128 and
-sweep-triton39-20261128, those with token noise in results/h200/token-noise-20261128, for D = 4096
-and 8192."""
+both together is chosen. The times with token noise are in results/h200/token-noise-20261128, for
+D = 4096 and 8192."""
 TILES_FOR = {128: TILES_FOR_H100, 64: TILES_FOR_H200}
 """What `choice.portable_rows` is for a GPU -> its tile shapes."""
 UNTIMED = TilesOfGpu("", {}, {})
