@@ -209,7 +209,11 @@ def check_tiles(device, epilogue, B, D, expected):
         (STORED, 208, 2560, True),
         (STORED, 224, 2560, False),
         (STORED, 224, 8192, True),
+        (DRAW, 192, 4096, False),
         (DRAW, 193, 4096, False),
+        (DRAW, 193, 2560, False),
+        (DRAW, 199, 8192, False),
+        (DRAW, 200, 4096, False),
         (PROCESSED, 193, 4096, False),
     ],
 )
