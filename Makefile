@@ -58,9 +58,10 @@ test-all: setup
 	$(ON_CPU) -m "not gpu"
 
 # PART=kernels, samplers or alone runs one part of the GPU tests. With empty caches and 16 cores they
-# took 10 to 20, 4 to 10 and 2 to 3 minutes (results/*/gpu-tests.csv), most of it compilation: with
+# took 10 to 20, 4 to 13 and 2 to 3 minutes (results/*/gpu-tests.csv), most of it compilation: with
 # kernels compiled ahead, seven workers needed 3 minutes for the first. Tests that time the GPU
-# (marked alone) run in one process, with no other work on the GPU.
+# (marked alone) run in one process, with no other work on the GPU. A test that hangs is ended by the
+# limit in pyproject.toml.
 GPU_kernels = tests/kernels -n auto --dist worksteal -m "gpu and not alone"
 GPU_samplers = tests --ignore=tests/kernels -n auto --dist worksteal -m "gpu and not alone"
 GPU_alone = tests -m "gpu and alone"
