@@ -243,7 +243,6 @@ ResultsFolder = Annotated[
         "--out", FOLDER, "Folder. Default: a new one in results/<gpu>, named by time and commit."
     ),
 ]
-FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import tempfile
 import threading
@@ -22,7 +23,7 @@ def on_ranks(
     function: Callable[..., Any],
     *args: Any,
     backend: str = "gloo",
-    seconds: float = 3000,
+    seconds: float = 1500,
 ) -> list[Any]:
     """function(rank, *args) of every rank, run at the same time; its error, if one fails.
 
@@ -43,7 +44,7 @@ def on_ranks(
             answers: dict[int, Any] = {}
             end = time.monotonic() + seconds
             while len(answers) < ranks:
-                rank, answer, error = results.get(timeout=max(0.1, end - time.monotonic()))
+                rank, answer, error = _next_answer(results, started, end)
                 if error:
                     raise AssertionError(f"rank {rank}: {error}")
                 answers[rank] = answer
@@ -52,6 +53,22 @@ def on_ranks(
             for process in started:
                 process.kill()
                 process.join()
+
+
+def _next_answer(results: Any, started: Sequence[Any], end: float) -> tuple[int, Any, str]:
+    """(rank, answer, error) of the next rank that answers; AssertionError if one cannot."""
+    while True:
+        try:
+            answer: tuple[int, Any, str] = results.get(timeout=1)
+            return answer
+        except queue.Empty:
+            # A rank that has answered does not exit: it waits until it is killed.
+            for rank, process in enumerate(started):
+                if process.exitcode is not None:
+                    message = f"rank {rank} exited with code {process.exitcode}"
+                    raise AssertionError(message) from None
+            if time.monotonic() > end:
+                raise
 
 
 def _rank(
