@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 from fsbench.cli import app
 from fsbench.kernels.warming.offline import CHIPS, REQUESTS, Chip, Shape, compiled
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
